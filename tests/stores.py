@@ -1,0 +1,80 @@
+"""Small stores for tests, written without the converter."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.geometry import Geometry
+from pipeline.sources.base import pack_keys
+from pipeline.writer import SplitArrays, channel_statistics, root_attributes, write_group, write_split
+
+
+def make_images(num: int, size: int = 8, channels: int = 3, seed: int = 0) -> np.ndarray:
+    """uint8 (num, size, size, channels) of random, all different images."""
+    return np.random.default_rng(seed).integers(0, 256, (num, size, size, channels), np.uint8)
+
+
+def make_store(
+    path: Path,
+    splits: Mapping[str, tuple[np.ndarray, Sequence[int] | np.ndarray]],
+    *,
+    chunk_images: int = 4,
+    bad: Mapping[str, Sequence[int]] | None = None,
+    class_ids: Sequence[str] | None = None,
+) -> Path:
+    """Write a format-1 store.
+
+    Args:
+        path: the store's folder.
+        splits: name -> (images uint8 (N, S, S, C), labels (N,)).
+        chunk_images: slots per chunk.
+        bad: name -> slots to make bad (zeroed, labelled -1).
+        class_ids: one id per class; made up where not given.
+    """
+    bad = bad or {}
+    top = max((int(np.max(labels)) for _, labels in splits.values()), default=0)
+    ids = list(class_ids or [f"class{i:03d}" for i in range(top + 1)])
+    size, channels = next(iter(splits.values()))[0].shape[2:]
+    geometry = Geometry(size=size, channels={3: "rgb", 1: "gray"}[channels])
+    write_group(path, root_attributes(geometry.to_json(), ids, ids))
+    for name, (given_images, given_labels) in splits.items():
+        images = given_images.copy()
+        labels = np.array(given_labels, np.int32)
+        slots = list(bad.get(name, ()))
+        images[slots] = 0
+        labels[slots] = -1
+        num_chunks = -(-len(images) // chunk_images)
+        padded = np.zeros((num_chunks * chunk_images, *images.shape[1:]), np.uint8)
+        padded[: len(images)] = images
+        chunks = padded.reshape(num_chunks, -1)
+        folder = path / name
+        (folder / "images").mkdir(parents=True)
+        for chunk, data in enumerate(chunks):
+            (folder / "images" / f"c.{chunk}.0.0.0").write_bytes(data.tobytes())
+        keys, offsets = pack_keys([f"{name}/{i:06d}.png".encode() for i in range(len(images))])
+        source_size = np.full((len(images), 2), size, np.int32)
+        source_size[slots] = 0
+        digests = np.array([list(hashlib.sha256(data.tobytes()).digest()) for data in chunks], np.uint8)
+        valid = images[labels != -1].astype(np.int64)
+        axes = (0, 1, 2)
+        mean, std = channel_statistics(
+            valid.sum(axes).tolist(), (valid**2).sum(axes).tolist(), valid.size // images.shape[3]
+        )
+        write_split(
+            folder,
+            images.shape[1:],
+            chunk_images,
+            SplitArrays(labels, keys, offsets, source_size, digests.reshape(num_chunks, 32)),
+            {
+                "recipe": {},
+                "bad_samples": [{"slot": s, "key": f"{name}/{s:06d}.png", "reason": "truncated"} for s in slots],
+                "order": {"shuffled": False, "seed": 0},
+                "mean": mean,
+                "std": std,
+            },
+        )
+    return path
