@@ -37,9 +37,20 @@ def _load_libc() -> ctypes.CDLL | None:
 
 
 LIBC = _load_libc()
+MADVISE_ADDRESS: int | None = ctypes.cast(LIBC.madvise, ctypes.c_void_p).value if LIBC is not None else None
+"""The libc function's address, for compiled callers; None where there is none."""
 
 
-def _unmap(addresses: Sequence[int], length: int) -> None:
+class _Mapping:
+    """Owns the maps made through libc, and undoes them when nobody refers to it any more."""
+
+    def __init__(self, length: int) -> None:
+        self.addresses: list[int] = []
+        finalizer = weakref.finalize(self, _unmap, self.addresses, length)
+        finalizer.atexit = False  # the process's end unmaps; threads may still read until then
+
+
+def _unmap(addresses: list[int], length: int) -> None:
     assert LIBC is not None
     for address in addresses:
         LIBC.munmap(address, length)
@@ -52,31 +63,32 @@ class ChunkMaps:
         addresses: int64 (chunks,), the address of each map's first byte, for compiled readers.
         chunk_bytes: length of each map in bytes.
 
-    The maps live as long as this object and every array that `chunk` gave out. Address space is not memory: pages
-    belong to the page cache, which the kernel takes back whenever it is needed elsewhere.
+    The maps live as long as this object and every array that `chunk` gave out, also when the files are deleted or
+    replaced meanwhile, and are inherited by a fork. Address space is not memory: pages belong to the page cache, which
+    the kernel takes back whenever it is needed elsewhere.
+
+    Raises:
+        StoreError: a file that is missing, short or can't be mapped.
     """
 
     def __init__(self, paths: Sequence[str | os.PathLike[str]], chunk_bytes: int) -> None:
         self.chunk_bytes = chunk_bytes
-        self._arrays: list[np.ndarray] = []
+        self._views: dict[int, np.ndarray] = {}
         if LIBC is None:
-            self._arrays = [np.memmap(path, np.uint8, "r", shape=(chunk_bytes,)) for path in paths]
-            self.addresses = np.array([array.ctypes.data for array in self._arrays], np.int64)
+            self._views = {i: np.memmap(path, np.uint8, "r", shape=(chunk_bytes,)) for i, path in enumerate(paths)}
+            self.addresses = np.array([view.ctypes.data for view in self._views.values()], np.int64)
             return
-        addresses: list[int] = []
-        try:
-            for path in paths:
-                addresses.append(self._map(path))
-        except BaseException:
-            _unmap(addresses, chunk_bytes)
-            raise
-        self.addresses = np.array(addresses, np.int64)
-        self._finalizer = weakref.finalize(self, _unmap, addresses, chunk_bytes)
-        self._finalizer.atexit = False  # the process's end unmaps; arrays may still be read by other threads until then
+        self._mapping = _Mapping(chunk_bytes)
+        for path in paths:
+            self._mapping.addresses.append(self._map(path))
+        self.addresses = np.array(self._mapping.addresses, np.int64)
 
     def _map(self, path: str | os.PathLike[str]) -> int:
         assert LIBC is not None
-        fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        try:
+            fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        except OSError as error:
+            raise StoreError(f"{path}: can't be opened ({error.strerror}); restore it or convert again") from None
         try:
             if os.fstat(fd).st_size < self.chunk_bytes:
                 raise StoreError(f"{path}: shorter than {self.chunk_bytes:,} bytes; restore the file or convert again")
@@ -93,8 +105,40 @@ class ChunkMaps:
 
     def chunk(self, chunk: int) -> np.ndarray:
         """uint8 (chunk_bytes,): a read-only view of one chunk."""
-        if self._arrays:
-            return self._arrays[chunk]
-        buffer = (ctypes.c_uint8 * self.chunk_bytes).from_address(int(self.addresses[chunk]))
-        buffer._maps = self  # the view keeps the maps alive
-        return np.frombuffer(memoryview(buffer).toreadonly(), np.uint8)  # can't be made writable again
+        view = self._views.get(chunk)
+        if view is None:
+            buffer = (ctypes.c_uint8 * self.chunk_bytes).from_address(int(self.addresses[chunk]))
+            buffer._mapping = self._mapping  # type: ignore[attr-defined]  # the view keeps the maps alive
+            view = np.frombuffer(memoryview(buffer).toreadonly(), np.uint8)  # can't be made writable again
+            self._views[chunk] = view
+        return view
+
+    def page_ranges(self, positions: np.ndarray, extent: int, gap: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """The memory that holds `extent` bytes from each position, as whole pages.
+
+        Args:
+            positions: int64 (n,), bytes counted through all chunks end to end; no extent crosses a chunk's end.
+            extent: bytes, the same for all.
+            gap: ranges at most this many bytes apart become one.
+
+        Returns:
+            int64 (m,) addresses and int64 (m,) lengths, ascending, disjoint, page-aligned at the start.
+        """
+        positions = np.sort(positions)
+        chunk, start = np.divmod(positions, self.chunk_bytes)
+        first = (self.addresses[chunk] + start) & -PAGE_BYTES
+        end = self.addresses[chunk] + start + extent
+        new = np.ones(len(positions), bool)  # begins a range
+        new[1:] = (first[1:] > end[:-1] + gap) | (chunk[1:] != chunk[:-1])
+        starts = first[new]
+        return starts, end[np.roll(new, -1)] - starts
+
+    def will_need(self, positions: np.ndarray, extent: int, gap: int = 0) -> None:
+        """Ask the kernel to read these bytes into the page cache, without waiting; does nothing where it can't.
+
+        Args: as for `page_ranges`.
+        """
+        if LIBC is None:
+            return
+        for start, length in zip(*(a.tolist() for a in self.page_ranges(positions, extent, gap)), strict=True):
+            LIBC.madvise(start, length, MADV_WILLNEED)

@@ -1,0 +1,185 @@
+"""The Dataset: a rank's share of a split, ready for a default DataLoader and for `trainer.loader.Loader`."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import torch
+
+from pipeline.errors import StoreError, UsageError
+from pipeline.store import Split, Store, open_store
+from trainer.kernel import copy_crops_numpy
+from trainer.order import DEFAULT_WINDOW, centre_offsets, check_seed, crop_offsets, epoch_order
+
+ORDERS = ("random", "windowed")
+
+
+class RankPartitionedDataset(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
+    """Samples of one rank, as (image, label): uint8 (C, H, W), a fresh writable copy of the crop, and int.
+
+    With N served samples and P ranks, rank r's sample i is `order[r + i * P]`: in training there are N // P of them and
+    the order and the crops change with `set_epoch`; otherwise the order is the store's and nobody's samples are cut.
+    Under a default DataLoader (forked, spawned or persistent workers, shuffled or not) nothing else is needed than
+    `set_epoch`, which running workers see too. Pickles as paths and numbers; files are opened by whoever reads.
+
+    Args:
+        store: the store's folder, or an open `Store`.
+        split: name of the split.
+        rank, world_size: r and P.
+        seed: 0 or more; with the epoch it decides order and crops.
+        crop: side of the square crop in pixels; random in training, else central. None: whole images.
+        train: shuffled order and random crops; None means True for the split `train` and False for others.
+        order: `random`, or `windowed` for disks that hate random reads (see `trainer.order.epoch_order`).
+        window: chunks per window of the windowed order.
+
+    Attributes:
+        num_samples: N.
+        crop_shape: (rows, columns, channels) of the images served.
+
+    Raises:
+        UsageError: an argument that can't work with this store, in one line.
+        StoreError: a damaged store, or later one that was replaced by another.
+    """
+
+    def __init__(
+        self,
+        store: str | os.PathLike[str] | Store,
+        split: str = "train",
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        seed: int = 0,
+        crop: int | None = None,
+        train: bool | None = None,
+        order: str = "random",
+        window: int | None = None,
+    ) -> None:
+        opened = (store if isinstance(store, Store) else open_store(store))[split]
+        self._split: Split | None = opened
+        self._where = (str(opened.store_path), split)
+        self._identity = (opened.fingerprint, opened.image_shape, opened.chunk_images)
+        self.rank, self.world_size, self.seed, self.crop = rank, world_size, seed, crop
+        self.train = split == "train" if train is None else train
+        self.order = order
+        self.window = DEFAULT_WINDOW if window is None else window
+        self.num_samples = opened.num_valid
+        self._check(opened)
+        height, width, channels = opened.image_shape
+        self.crop_shape = (height, width, channels) if crop is None else (crop, crop, channels)
+        # Shared memory without a name, because persistent workers hold a copy of everything else.
+        self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
+        self._slots: tuple[int, np.ndarray] | None = None
+
+    def _check(self, split: Split) -> None:
+        height, width, _ = split.image_shape
+        if not split.is_raw:
+            raise UsageError(
+                f"{split.path}: compressed ({'+'.join(split.codecs)}), which can't be memory-mapped; make a raw copy: "
+                f"python -m pipeline copy {split.store_path} NEW.zarr --codec none"
+            )
+        if self.world_size < 1 or not 0 <= self.rank < self.world_size:
+            raise UsageError(f"rank {self.rank} of world size {self.world_size}: ranks count from 0 to world size - 1")
+        if self.train and self.world_size > self.num_samples:
+            raise UsageError(
+                f"world size {self.world_size} is larger than the {self.num_samples} samples of {split.path}; "
+                "use fewer ranks"
+            )
+        if self.crop is not None and not 1 <= self.crop <= min(height, width):
+            raise UsageError(
+                f"crop {self.crop}: images of {split.path} are {height}x{width}; choose 1 to {min(height, width)}"
+            )
+        if self.order not in ORDERS or self.window < 1:
+            raise UsageError(f"order {self.order!r}, window {self.window}: must be {' or '.join(ORDERS)}, at least 1")
+        check_seed(self.seed)
+
+    @property
+    def split(self) -> Split:
+        """The opened split; opened again in a worker that was spawned.
+
+        Raises:
+            StoreError: another store has taken its place.
+        """
+        if self._split is None:
+            split = open_store(self._where[0])[self._where[1]]
+            if (split.fingerprint, split.image_shape, split.chunk_images) != self._identity:
+                raise StoreError(f"{split.path}: replaced by another store since it was opened; start again")
+            self._split = split
+        return self._split
+
+    @property
+    def epoch(self) -> int:
+        return int(self._epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order and crops of an epoch, 0 or more; also for DataLoader workers that already run."""
+        check_seed(self.seed, epoch)
+        self._epoch[0] = epoch
+
+    def epoch_slots(self, epoch: int) -> np.ndarray:
+        """int64 (N,): the store slots of all ranks' samples in the order of the epoch."""
+        if not self.train:
+            return self.split.valid_slots
+        chunk_images = self.split.chunk_images if self.order == "windowed" else None
+        return self.split.valid_slots[epoch_order(self.seed, epoch, self.num_samples, chunk_images, self.window)]
+
+    def crop_positions(self, slots: np.ndarray, epoch: int) -> np.ndarray:
+        """int64 (n,): the byte where each sample's crop begins, counted through all chunks end to end."""
+        height, width, channels = self.split.image_shape
+        room = (height - self.crop_shape[0], width - self.crop_shape[1])
+        place = crop_offsets(self.seed, epoch, slots, room) if self.train else centre_offsets(len(slots), room)
+        return slots * self.split.image_bytes + (place[0] * width + place[1]) * channels
+
+    @property
+    def row_stride(self) -> int:
+        """Bytes from one row of a stored image to the next."""
+        return self.split.image_shape[1] * self.split.image_shape[2]
+
+    @property
+    def crop_extent(self) -> int:
+        """Bytes from the first to the last byte of a crop, in the store."""
+        rows, columns, channels = self.crop_shape
+        return (rows - 1) * self.row_stride + columns * channels
+
+    def _rank_slots(self, epoch: int) -> np.ndarray:
+        """int64 (len(self),): this rank's store slots in the epoch, kept until another epoch is asked for."""
+        if self._slots is None or self._slots[0] != epoch:
+            slots = self.epoch_slots(epoch)[self.rank :: self.world_size]
+            self._slots = epoch, slots[: len(self)].copy()
+        return self._slots[1]
+
+    def __len__(self) -> int:
+        if self.train:
+            return self.num_samples // self.world_size
+        return len(range(self.rank, self.num_samples, self.world_size))
+
+    def slot(self, i: int) -> int:
+        """The store slot of sample i in the current epoch."""
+        return int(self._rank_slots(self.epoch)[self._checked(i)])
+
+    def _checked(self, i: int) -> int:
+        if not -len(self) <= i < len(self):
+            raise IndexError(f"sample {i} of {len(self)}")
+        return i
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+        return self.__getitems__([i])[0]
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[torch.Tensor, int]]:
+        epoch = self.epoch
+        slots = self._rank_slots(epoch)[np.array([self._checked(int(i)) for i in indices], np.int64)]
+        positions = self.crop_positions(slots, epoch)
+        maps, stride = self.split.maps, self.row_stride
+        samples = []
+        for i, label in enumerate(self.split.labels[slots].tolist()):
+            image_hwc = np.empty(self.crop_shape, np.uint8)
+            copy_crops_numpy(maps, positions[i : i + 1], image_hwc[None], stride)
+            samples.append((torch.from_numpy(image_hwc).permute(2, 0, 1), label))
+        return samples
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_split": None, "_slots": None}
+
+    def __repr__(self) -> str:
+        return f"RankPartitionedDataset({self._where[0]!r}, {self._where[1]!r}, rank={self.rank}/{self.world_size})"
