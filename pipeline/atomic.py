@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,12 +28,15 @@ def fsync_dir(path: str | os.PathLike[str]) -> None:
 
 
 @contextlib.contextmanager
-def atomic_file(path: str | os.PathLike[str], *, temp_id: str | None = None) -> Iterator[BinaryIO]:
+def atomic_file(
+    path: str | os.PathLike[str], *, temp_id: str | None = None, check: Callable[[], None] | None = None
+) -> Iterator[BinaryIO]:
     """Open a temp file beside `path` for writing; on success fsync it and rename it to `path`, else remove it.
 
     Args:
         path: the final name.
         temp_id: part of the temp name, such as the run's id; random by default.
+        check: called right before the rename; what it raises leaves `path` as it was.
 
     Raises:
         OSError: as the file system says (no space, read-only, ...); `path` is then as it was.
@@ -45,6 +48,8 @@ def atomic_file(path: str | os.PathLike[str], *, temp_id: str | None = None) -> 
             yield file
             file.flush()
             os.fsync(file.fileno())
+        if check is not None:
+            check()
         os.replace(temp, path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -53,15 +58,17 @@ def atomic_file(path: str | os.PathLike[str], *, temp_id: str | None = None) -> 
     fsync_dir(path.parent)
 
 
-def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write the bytes atomically and durably."""
-    with atomic_file(path) as file:
+def write_bytes(path: str | os.PathLike[str], data: bytes, check: Callable[[], None] | None = None) -> None:
+    """Write the bytes atomically and durably; `check` as in `atomic_file`."""
+    with atomic_file(path, check=check) as file:
         file.write(data)
 
 
-def write_json(path: str | os.PathLike[str], value: Any) -> None:
-    """Write the value as indented JSON with a final newline, atomically and durably."""
-    write_bytes(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
+def write_json(
+    path: str | os.PathLike[str], value: Any, *, indent: int | None = 2, check: Callable[[], None] | None = None
+) -> None:
+    """Write the value as JSON with a final newline, atomically and durably; `check` as in `atomic_file`."""
+    write_bytes(path, (json.dumps(value, indent=indent, allow_nan=False) + "\n").encode(), check)
 
 
 def remove_temps(folder: str | os.PathLike[str]) -> int:

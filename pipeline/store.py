@@ -128,7 +128,7 @@ class Split:
         StoreError: missing or short chunk files (the first are named), or damaged metadata.
     """
 
-    def __init__(self, store: str | os.PathLike[str], name: str) -> None:
+    def __init__(self, store: str | os.PathLike[str], name: str, *, check: bool = True) -> None:
         self.store_path = Path(store)
         self.name = name
         self.path = self.store_path / name
@@ -149,7 +149,8 @@ class Split:
             self.fingerprint: str = self.attrs["sample_fingerprint"]
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise StoreError(f"{self.path}: incomplete metadata ({error!r}); convert again or restore it") from None
-        self.check_files()
+        if check:
+            self.check_files()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Split, (str(self.store_path), self.name))

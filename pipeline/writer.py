@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import zarr
+from zarr.abc.store import Store as ZarrStore
 
 from pipeline.atomic import fsync_dir
 from pipeline.errors import Error
@@ -95,64 +96,82 @@ def root_attributes(geometry: dict[str, Any], class_ids: Sequence[str], class_na
     }
 
 
-def write_group(folder: Path, attributes: dict[str, Any]) -> None:
-    """Write a Zarr v3 group's `zarr.json` into the folder (made if need be)."""
-    zarr.create_group(zarr.storage.LocalStore(folder), attributes=attributes, zarr_format=3, overwrite=False)
+def write_group(store: ZarrStore, path: str, attributes: dict[str, Any]) -> None:
+    """Write a Zarr v3 group's `zarr.json` at `path` ("" for the root) of a zarr store."""
+    zarr.create_group(store, path=path, attributes=attributes, zarr_format=3, overwrite=False)
+
+
+def split_attributes(arrays: SplitArrays, attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """A split's attributes: the given ones and those that follow from the arrays."""
+    return {
+        "num_samples": len(arrays.labels),
+        "num_valid": int(np.count_nonzero(arrays.labels != BAD_LABEL)),
+        **attributes,
+        "sample_fingerprint": sample_fingerprint(arrays.labels, arrays.keys, arrays.key_offsets),
+        "sha256": array_digests(arrays),
+    }
 
 
 def write_split(
-    folder: Path, image_shape: tuple[int, int, int], chunk_images: int, arrays: SplitArrays, attributes: dict[str, Any]
-) -> None:
-    """Write a split's group, small arrays and the images' metadata; chunk files in `images/` are left as they are.
+    store: ZarrStore,
+    path: str,
+    image_shape: tuple[int, int, int],
+    chunk_images: int,
+    arrays: SplitArrays,
+    attributes: Mapping[str, Any],
+    *,
+    filters: Any = None,
+    compressors: Any = None,
+) -> zarr.Array[Any]:
+    """Write a split's group, small arrays and the images' metadata; image chunks are left as they are.
 
     Args:
-        folder: the split's folder, still in the work folder; may hold `images/` with its chunk files.
+        store: any store that zarr can write.
+        path: of the split in it, "" where the store is the split's own folder.
         image_shape: (H, W, C).
         chunk_images: slots per chunk, K.
         arrays: the small arrays.
-        attributes: the split's attributes except those that follow from the arrays, which are added here.
+        attributes: all of the split's attributes (see `split_attributes`).
+        filters, compressors: codecs of the images, none by default; small arrays are never compressed.
+
+    Returns:
+        The images' Zarr array, uint8 (N, H, W, C).
 
     Raises:
         OSError: as the file system says.
     """
-    write_group(
-        folder,
-        {
-            "num_samples": len(arrays.labels),
-            "num_valid": int(np.count_nonzero(arrays.labels != BAD_LABEL)),
-            **attributes,
-            "sample_fingerprint": sample_fingerprint(arrays.labels, arrays.keys, arrays.key_offsets),
-            "sha256": array_digests(arrays),
-        },
-    )
-    store = zarr.storage.LocalStore(folder)
-    separator = {"name": "default", "separator": "."}
-    zarr.create_array(
-        store,
-        name="images",
-        shape=(len(arrays.labels), *image_shape),
-        chunks=(chunk_images, *image_shape),
-        dtype="uint8",
-        compressors=None,
-        filters=None,
-        fill_value=0,
-        chunk_key_encoding=separator,  # type: ignore[arg-type]
-    )
+    write_group(store, path, dict(attributes))
+    prefix = f"{path}/" if path else ""
+    common: dict[str, Any] = {
+        "fill_value": 0,
+        "chunk_key_encoding": {"name": "default", "separator": "."},
+        # zarr would otherwise leave out chunks that are all zero; ours all exist.
+        "config": {"write_empty_chunks": True},
+    }
     for name, array in arrays.named().items():
-        zarr.create_array(
+        chunks = tuple(max(1, length) for length in array.shape)
+        made = zarr.create_array(
             store,
-            name=name,
+            name=prefix + name,
             shape=array.shape,
-            chunks=tuple(max(1, length) for length in array.shape),
+            chunks=chunks,
             dtype=array.dtype,
             compressors=None,
             filters=None,
-            fill_value=0,
-            chunk_key_encoding=separator,  # type: ignore[arg-type]
+            **common,
         )
-        # Written by hand: zarr would leave out a chunk that is all fill value unless configured otherwise.
         if array.size:
-            (folder / name / ".".join(["c", *("0" for _ in array.shape)])).write_bytes(array.tobytes())
+            made[...] = array
+    return zarr.create_array(
+        store,
+        name=f"{prefix}images",
+        shape=(len(arrays.labels), *image_shape),
+        chunks=(chunk_images, *image_shape),
+        dtype="uint8",
+        compressors=compressors,
+        filters=filters,
+        **common,
+    )
 
 
 def sync_tree(folder: Path) -> None:

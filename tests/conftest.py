@@ -8,7 +8,9 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--real-data", type=Path, default=None, help="folder with imagenet_sample_700.tar, cifar10.tar.gz, ...")
+    parser.addoption(
+        "--real-data", type=Path, default=None, help="folder with imagenet_sample_700.tar, cifar10.tar.gz, ..."
+    )
 
 
 @pytest.fixture(scope="session")

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from zarr.storage import LocalStore
 
 from pipeline.geometry import Geometry
 from pipeline.sources.base import pack_keys
-from pipeline.writer import SplitArrays, channel_statistics, root_attributes, write_group, write_split
+from pipeline.writer import SplitArrays, channel_statistics, root_attributes, split_attributes, write_group, write_split
 
 
 def make_images(num: int, size: int = 8, channels: int = 3, seed: int = 0) -> np.ndarray:
@@ -40,7 +41,7 @@ def make_store(
     ids = list(class_ids or [f"class{i:03d}" for i in range(top + 1)])
     size, channels = next(iter(splits.values()))[0].shape[2:]
     geometry = Geometry(size=size, channels={3: "rgb", 1: "gray"}[channels])
-    write_group(path, root_attributes(geometry.to_json(), ids, ids))
+    write_group(LocalStore(path), "", root_attributes(geometry.to_json(), ids, ids))
     for name, (given_images, given_labels) in splits.items():
         images = given_images.copy()
         labels = np.array(given_labels, np.int32)
@@ -64,17 +65,14 @@ def make_store(
         mean, std = channel_statistics(
             valid.sum(axes).tolist(), (valid**2).sum(axes).tolist(), valid.size // images.shape[3]
         )
-        write_split(
-            folder,
-            images.shape[1:],
-            chunk_images,
-            SplitArrays(labels, keys, offsets, source_size, digests.reshape(num_chunks, 32)),
-            {
-                "recipe": {},
-                "bad_samples": [{"slot": s, "key": f"{name}/{s:06d}.png", "reason": "truncated"} for s in slots],
-                "order": {"shuffled": False, "seed": 0},
-                "mean": mean,
-                "std": std,
-            },
-        )
+        arrays = SplitArrays(labels, keys, offsets, source_size, digests.reshape(num_chunks, 32))
+        attributes = {
+            "recipe": {},
+            "bad_samples": [{"slot": s, "key": f"{name}/{s:06d}.png", "reason": "truncated"} for s in slots],
+            "order": {"shuffled": False, "seed": 0},
+            "mean": mean,
+            "std": std,
+        }
+        shape = images.shape[1:]
+        write_split(LocalStore(folder), "", shape, chunk_images, arrays, split_attributes(arrays, attributes))
     return path

@@ -1,0 +1,82 @@
+# One place for every command. `make` alone lists them. Nothing has to be installed by hand before.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+
+# make dataset RAW=/path/to/imagenet [SIZE=256] [OUT=data/NAME.zarr] [JOBS=-1] [ARGS="--on-error skip ..."]
+RAW  ?=
+SIZE ?= 256
+OUT  ?= data/imagenet-$(SIZE).zarr
+JOBS ?= -1
+ARGS ?=
+
+.PHONY: help setup demo dataset test test-quick test-slow lint format bench gpu-check clean
+
+help:
+	@echo "make setup      a virtual environment in .venv with everything that training needs"
+	@echo "make demo       handwritten digits: images -> store -> two-rank training, in under two minutes"
+	@echo "make dataset    RAW=/path/to/imagenet [SIZE=256] [OUT=data/NAME.zarr] [JOBS=-1] [ARGS=...]"
+	@echo "make test       the tests; test-quick: seconds; test-slow: kills, elasticity, clusters"
+	@echo "make lint       ruff and mypy; format: rewrite with ruff"
+	@echo "make bench      the benchmarks of tests/bench"
+	@echo "make gpu-check  training throughput with and without the loader, on this machine's GPU"
+	@echo "make clean      delete .venv and caches; data/ and runs/ stay"
+
+setup: $(VENV)/.setup
+
+$(VENV)/.setup: pyproject.toml pipeline/install_resizer.sh
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "error: $(PYTHON) is older than Python 3.11; run make with PYTHON=/path/to/python3.11"; exit 2; }
+	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV) || \
+	  { echo "error: $(PYTHON) can't make a virtual environment; on Debian: apt-get install python3-venv"; exit 2; }
+	$(BIN)/pip install --quiet --editable '.[demo]'
+	sh pipeline/install_resizer.sh $(BIN)/python
+	@touch $@
+
+$(VENV)/.setup-dev: $(VENV)/.setup
+	$(BIN)/pip install --quiet --editable '.[demo,dask,ray,parquet,timm,remote,dev]'
+	sh pipeline/install_resizer.sh $(BIN)/python
+	@touch $@
+
+demo: setup
+	$(BIN)/python data/demo.py
+
+dataset: setup
+ifeq ($(strip $(RAW)),)
+	@echo "RAW is not given: building the demo's sample store (handwritten digits) instead of ImageNet."
+	@echo "RAW may be a folder with train/ and val/, the official ImageNet archives' folder, the Kaggle tree,"
+	@echo "tars, parquet files or a manifest: make dataset RAW=/path/to/imagenet"
+	$(BIN)/python data/make_digits.py data/digits
+	$(BIN)/python -m pipeline convert data/digits data/digits-32.zarr --size 32 --n-jobs $(JOBS) $(ARGS)
+else
+	$(BIN)/python -m pipeline convert '$(RAW)' '$(OUT)' --size $(SIZE) --n-jobs $(JOBS) $(ARGS)
+endif
+
+test: $(VENV)/.setup-dev
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-quick: $(VENV)/.setup-dev
+	$(BIN)/python -m pytest -m quick $(ARGS)
+
+test-slow: $(VENV)/.setup-dev
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+lint: $(VENV)/.setup-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.setup-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.setup-dev
+	$(BIN)/python -m tests.bench
+
+gpu-check: setup
+	$(BIN)/python -m trainer.gpu_check $(ARGS)
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

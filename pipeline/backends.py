@@ -1,0 +1,101 @@
+"""Where chunk jobs run: joblib's own backends, on one machine or a cluster."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+import joblib
+
+from pipeline.errors import Error, UsageError
+
+BACKENDS = ("loky", "dask", "ray")
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+
+@contextlib.contextmanager
+def backend(name: str, scheduler: str | None) -> Iterator[None]:
+    """Choose joblib's backend for the block.
+
+    Args:
+        name: `loky` (processes here), `dask` or `ray`.
+        scheduler: address of a running Dask scheduler (`tcp://host:8786`) or Ray cluster; without it a local one is
+            started.
+
+    Raises:
+        UsageError: an unknown name, a package that isn't installed, a scheduler that doesn't answer.
+    """
+    if name not in BACKENDS:
+        raise UsageError(f"--backend {name}: must be one of {', '.join(BACKENDS)}")
+    if name == "loky":
+        if scheduler:
+            raise UsageError("--scheduler goes with --backend dask or ray")
+        with joblib.parallel_config(backend="loky"):
+            yield
+    elif name == "dask":
+        with _dask(scheduler), joblib.parallel_config(backend="dask"):
+            yield
+    else:
+        with _ray(scheduler), joblib.parallel_config(backend="ray"):
+            yield
+
+
+@contextlib.contextmanager
+def _dask(scheduler: str | None) -> Iterator[None]:
+    try:
+        from distributed import Client, LocalCluster
+    except ImportError:
+        raise UsageError("--backend dask needs the extra: pip install 'efficient-imagenet[dask]'") from None
+    with contextlib.ExitStack() as stack:
+        if scheduler is None:
+            cluster = stack.enter_context(LocalCluster(threads_per_worker=1, processes=True, dashboard_address=None))
+            stack.enter_context(Client(cluster))
+        else:
+            try:
+                stack.enter_context(Client(scheduler, timeout=10))
+            except (OSError, ValueError, TimeoutError) as error:
+                reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+                raise UsageError(f"--scheduler {scheduler}: no Dask scheduler answers there ({reason})") from None
+        yield
+
+
+@contextlib.contextmanager
+def _ray(scheduler: str | None) -> Iterator[None]:
+    try:
+        import ray
+        from ray.util.joblib import register_ray
+    except ImportError:
+        raise UsageError("--backend ray needs the extra: pip install 'efficient-imagenet[ray]'") from None
+    register_ray()
+    started = not ray.is_initialized()
+    if started:
+        try:
+            ray.init(address=scheduler, log_to_driver=False, include_dashboard=False if scheduler is None else None)
+        except (ConnectionError, OSError, ValueError, RuntimeError) as error:
+            raise UsageError(f"--scheduler {scheduler}: no Ray cluster answers there ({error})") from None
+    try:
+        yield
+    finally:
+        if started:
+            ray.shutdown()
+
+
+def run_jobs(name: str, n_jobs: int, function: Callable[[Job], Result], jobs: Iterable[Job]) -> Iterator[Result]:
+    """Run `function` over the jobs in the backend of the surrounding block; results come in the order they finish.
+
+    Raises:
+        Error: a worker died; results that came before stay valid.
+        Exception: whatever a job raised.
+    """
+    # Ray's joblib backend can only return lists, so its progress comes at the end.
+    return_as = "list" if name == "ray" else "generator_unordered"
+    parallel = joblib.Parallel(n_jobs=n_jobs, batch_size=1, pre_dispatch="2*n_jobs", return_as=return_as)
+    try:
+        yield from parallel(joblib.delayed(function)(job) for job in jobs)
+    except joblib.externals.loky.process_executor.TerminatedWorkerError:
+        raise Error(
+            "a worker process died (killed, or out of memory?); rerun the same command: finished chunks are kept, "
+            "fewer --n-jobs need less memory"
+        ) from None

@@ -1,0 +1,111 @@
+"""What a conversion will write, said and checked before the first image is read."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import joblib
+import numpy as np
+
+from pipeline.decode import DecodeOptions, decode_into
+from pipeline.errors import BadSample, Error
+from pipeline.geometry import Geometry
+from pipeline.plan import SplitPlan
+from pipeline.progress import say
+from pipeline.sources.base import SourceSet
+from pipeline.workspace import Workspace
+
+ESTIMATE_SECONDS = 3.0
+SMALL_FILES = 16  # metadata and small arrays of a split, and room for temp files
+"""Files beside a split's chunks."""
+
+
+def split_bytes(plan: SplitPlan, geometry: Geometry) -> int:
+    """Exact bytes of a split's chunk files and small arrays (metadata's few kilobytes not counted)."""
+    arrays = plan.num_samples * (4 + 8) + 8 + (plan.num_samples + 1) * 8 + len(plan.keys) - 8 + plan.num_chunks * 32
+    return plan.num_chunks * plan.chunk_bytes(geometry) + arrays
+
+
+def describe(
+    found: SourceSet, plans: Sequence[SplitPlan], geometries: Sequence[Geometry], dsts: Sequence[Path], *, quiet: bool
+) -> None:
+    """Say per split and size: samples, classes, bytes, files."""
+    for plan in plans:
+        labelled = plan.labels[plan.labels >= 0]
+        counts = np.bincount(labelled, minlength=len(found.class_ids)) if len(labelled) else np.zeros(0, np.int64)
+        text = f"{plan.split}: {plan.num_samples:,} images"
+        if len(labelled):
+            text += f" of {np.count_nonzero(counts):,} classes ({counts.min():,} to {counts.max():,} a class)"
+        unlabelled = plan.num_samples - len(labelled)
+        if unlabelled:
+            text += f", {unlabelled:,} unlabelled"
+        say(text, quiet=quiet)
+        for geometry, dst in zip(geometries, dsts, strict=True):
+            say(
+                f"  {dst}/{plan.split}: {split_bytes(plan, geometry):,} bytes in {plan.num_chunks:,} chunk files of "
+                f"{plan.chunk_images:,} images ({geometry.size} px, {geometry.fit}, {geometry.filter})",
+                quiet=quiet,
+            )
+
+
+def check_space(
+    plans: Sequence[SplitPlan],
+    geometries: Sequence[Geometry],
+    workspaces: Sequence[Workspace],
+    todo: Mapping[str, Sequence[int]],
+) -> None:
+    """Check that the chunks still to be written fit on their file systems.
+
+    Raises:
+        Error: too few free bytes or file entries.
+    """
+    needed: dict[int, tuple[Path, int, int]] = {}
+    for workspace, geometry in zip(workspaces, geometries, strict=True):
+        folder = workspace.path
+        device = folder.stat().st_dev
+        _, size, files = needed.get(device, (folder, 0, 0))
+        for plan in plans:
+            chunks = len(todo[plan.split])
+            small = split_bytes(plan, geometry) - plan.num_chunks * plan.chunk_bytes(geometry)
+            # A receipt holds about 60 bytes of JSON per sample.
+            size += chunks * plan.chunk_bytes(geometry) + 2 * small + 60 * plan.num_samples
+            files += 2 * chunks + SMALL_FILES
+        needed[device] = (folder, size, files)
+    for folder, size, files in needed.values():
+        status = os.statvfs(folder) if hasattr(os, "statvfs") else None
+        if status is None:
+            continue
+        free = status.f_bavail * status.f_frsize
+        if free < size:
+            raise Error(f"{folder}: {size:,} bytes are needed and {free:,} are free; make room or choose another DST")
+        if 0 < status.f_favail < files:
+            raise Error(
+                f"{folder}: {files:,} new files are needed and {status.f_favail:,} are free; use a larger --chunk-mb"
+            )
+
+
+def estimate(
+    plans: Sequence[SplitPlan], geometries: Sequence[Geometry], options: DecodeOptions, n_jobs: int, *, quiet: bool
+) -> None:
+    """Decode a few seconds of samples from all over the source, and say how long a conversion would take."""
+    total = sum(plan.num_samples for plan in plans)
+    places = [np.empty(geometry.image_shape, np.uint8) for geometry in geometries]
+    start, done, bad = time.monotonic(), 0, 0
+    rng = np.random.default_rng(0)
+    while time.monotonic() - start < ESTIMATE_SECONDS and done < total:
+        plan = plans[int(rng.choice(len(plans), p=[plan.num_samples / total for plan in plans]))]
+        try:
+            decode_into(plan.source.read(int(rng.integers(plan.num_samples))), geometries, places, options)
+        except BadSample:
+            bad += 1
+        done += 1
+    rate = done / (time.monotonic() - start)
+    workers = joblib.effective_n_jobs(n_jobs)
+    say(
+        f"dry run: {done:,} samples tried, {bad:,} bad; {rate:,.0f} images/s in one process, so about "
+        f"{total / rate / workers:,.0f} s with {workers} jobs (an estimate; nothing was written)",
+        quiet=quiet,
+    )

@@ -1,0 +1,172 @@
+"""The work folder `<DST>.work/`: where everything unfinished lives, and who may write there.
+
+lock                     flock: exclusive for a plain run, shared for parts; the workers don't inherit it
+part-I-of-N.lock         flock of one part
+commit.lock              flock of whoever commits
+runs/<run name>          a token that exists while the run lives; workers look for it before each image and rename
+<split>/plan.json        what identifies the conversion
+<split>/samples.npz      keys, labels and order, by slot
+<split>/receipts/C.json  chunk C is finished, with what was learnt about it
+<split>/split/           the future split: finished chunk files, and at commit everything else
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.atomic import remove_temps
+from pipeline.errors import Error, UsageError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Part I of N of a conversion's chunks, I from 1: chunks whose number is I - 1 modulo N."""
+
+    index: int
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> Part:
+        """From "I/N".
+
+        Raises:
+            UsageError: not two integers with 1 <= I <= N.
+        """
+        try:
+            index, count = (int(word) for word in text.split("/"))
+        except ValueError:
+            raise UsageError(f"--part {text}: must be I/N, such as 1/4") from None
+        if not 1 <= index <= count:
+            raise UsageError(f"--part {text}: I must be from 1 to N")
+        return cls(index, count)
+
+    def has(self, chunk: int) -> bool:
+        return chunk % self.count == self.index - 1
+
+
+class SplitWork:
+    """The work folder of one split of one store."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.plan = path / "plan.json"
+        self.samples = path / "samples.npz"
+        self.receipts = path / "receipts"
+        self.staged = path / "split"
+        self.images = self.staged / "images"
+
+    def make(self) -> None:
+        """Make the folders, and clear temp files of dead runs when no other run can be alive."""
+        self.receipts.mkdir(parents=True, exist_ok=True)
+        self.images.mkdir(parents=True, exist_ok=True)
+
+    def remove_temps(self) -> None:
+        for folder in (self.path, self.receipts, self.images):
+            if folder.exists():
+                remove_temps(folder)
+
+    def chunk(self, chunk: int) -> Path:
+        return self.images / f"c.{chunk}.0.0.0"
+
+    def receipt(self, chunk: int) -> Path:
+        return self.receipts / f"{chunk}.json"
+
+
+class Workspace:
+    """The work folder of one store."""
+
+    def __init__(self, dst: Path) -> None:
+        self.dst = dst
+        self.path = dst.with_name(dst.name + ".work")
+        self.errors = dst.with_name(dst.name + ".errors.jsonl")
+
+    def split(self, name: str) -> SplitWork:
+        return SplitWork(self.path / name)
+
+    @contextlib.contextmanager
+    def run(self, part: Part | None) -> Iterator[str]:
+        """Hold the lock for a plain run (`part` None) or a part, and a token for its workers; yields the run's name.
+
+        Raises:
+            Error: another run that must not run beside this one is alive.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        tokens = self.path / "runs"
+        with contextlib.ExitStack() as stack:
+            lock = stack.enter_context(_locked(self.path / "lock", shared=part is not None))
+            if lock is None:
+                raise Error(
+                    f"{self.dst}: another conversion into it is running ({self.path / 'lock'} is held); wait or stop it"
+                )
+            prefix = "all."
+            if part is not None:
+                prefix = f"part-{part.index}-of-{part.count}."
+                if stack.enter_context(_locked(self.path / f"{prefix}lock")) is None:
+                    raise Error(f"{self.dst}: part {part.index}/{part.count} is running already; wait or stop it")
+            tokens.mkdir(exist_ok=True)
+            for stale in tokens.iterdir():  # of dead runs: holding the lock proves it
+                if part is None or stale.name.startswith((prefix, "all.")):
+                    stale.unlink(missing_ok=True)
+            token = tokens / (prefix + secrets.token_hex(8))
+            token.touch()
+            try:
+                yield token.name
+            finally:
+                with contextlib.suppress(OSError):
+                    token.unlink(missing_ok=True)
+        if not any(child.is_dir() and child.name != "runs" for child in _children(self.path)):
+            self._remove()
+
+    @contextlib.contextmanager
+    def committing(self) -> Iterator[None]:
+        """Hold the commit lock, waiting for whoever has it."""
+        with _locked(self.path / "commit.lock", wait=True):
+            yield
+
+    def _remove(self) -> None:
+        """Delete the work folder, unless a part still runs (then the last one deletes it)."""
+        if not self.path.exists():
+            return
+        with _locked(self.path / "lock") as lock:
+            if lock is not None:
+                shutil.rmtree(self.path, ignore_errors=True)
+
+    def part_count(self) -> int | None:
+        """N of the parts that ran here, as far as their locks tell."""
+        counts = [
+            int(child.name.split("-")[3].split(".")[0])
+            for child in _children(self.path)
+            if child.name.startswith("part-")
+        ]
+        return max(counts, default=None)
+
+
+def _children(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.exists() else []
+
+
+@contextlib.contextmanager
+def _locked(path: Path, *, shared: bool = False, wait: bool = False) -> Iterator[int | None]:
+    """An flock on the file, which ends with the process however that ends; yields None when it is held elsewhere."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+    try:
+        if fcntl is not None:
+            try:
+                fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                yield None
+                return
+        yield fd
+    finally:
+        os.close(fd)
