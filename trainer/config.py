@@ -1,0 +1,230 @@
+"""What a run is: one frozen dataclass, filled from YAML recipes and flags by jsonargparse."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from itertools import pairwise, zip_longest
+from typing import Any, Literal
+
+import yaml
+from jsonargparse import (
+    ActionConfigFile,
+    ArgumentError,
+    ArgumentParser,
+    get_loader,
+    set_loader,
+    set_parsing_settings,
+)
+
+from pipeline.errors import UsageError
+
+EXAMPLES = """examples:
+  torchrun --nproc-per-node=8 trainer/main.py --config trainer/recipes/resnet50.yaml --data data/imagenet-256.zarr
+  python trainer/main.py --data data/own-64.zarr --model resnet18 --crop 56 --epochs 20 --lr 0.2 --out runs/own
+  torchrun --nproc-per-node=2 trainer/main.py --config runs/own/config.yaml --resume auto      # go on, on two ranks
+  python trainer/main.py --data data/own-64.zarr --model resnet18 --weights runs/own/best.pt --eval-only
+Any flag may stand in the YAML file, with underscores or dashes; flags after --config override it."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of progressive resolution."""
+
+    epoch: int
+    """The stage starts when this many epochs are done; the first one's is 0."""
+    size: int | None = None
+    """Store size that replaces {size} in --data."""
+    crop: int | None = None
+    """Training crop in pixels; the whole image by default."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Train or evaluate an image classifier on a store that `python -m pipeline convert` wrote."""
+
+    data: str
+    """The store. May hold {size}, which the stages' sizes and --eval-size fill in."""
+    out: str | None = None
+    """Folder of the run; runs/STORE-MODEL by default."""
+    resume: str | None = None
+    """auto: from the newest valid checkpoint in --out, or fresh where there is none. PATH: that checkpoint or run."""
+    weights: str | None = None
+    """Start from these weights: a file of this trainer or a plain state dict, or `torchvision` for its pretrained."""
+    eval_only: bool = False
+    """Only evaluate --weights on the val split."""
+    model: str = "resnet50"
+    """A torchvision classifier, resnet_small, flatten_linear, vit_s_16, or a timm model where timm is installed."""
+    epochs: int = 16
+    """Passes over the train split."""
+    global_batch: int | None = None
+    """Samples per optimizer step over all ranks, G; batch_size x ranks where that is given, else 256."""
+    batch_size: int | None = None
+    """Samples per rank and micro-step (lower it to save memory); the largest divisor of G / ranks up to 256."""
+    lr: float = 0.1
+    """Peak learning rate per 256 samples of the global batch; the rate in use is lr x G / 256."""
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    """sgd (with momentum) or adamw."""
+    momentum: float = 0.9
+    """Momentum of sgd, or the first beta of adamw."""
+    nesterov: bool = False
+    """Nesterov momentum for sgd."""
+    weight_decay: float = 5e-5
+    """Weight decay of matrices and kernels; norms and biases have none."""
+    warmup_epochs: float = 0.5
+    """Linear warm-up before the cosine, both by step."""
+    label_smoothing: float = 0.1
+    """Label smoothing of the training loss."""
+    clip_grad: float = 0.0
+    """Largest norm of the gradient; 0 for no clipping."""
+    ema: float = 0.0
+    """Decay per step of an exponential moving average of the weights, which is then what is evaluated; 0 for none."""
+    augment: Literal["crop", "rrc"] = "crop"
+    """crop: random crop and flip, no resampling. rrc: random resized crop, antialiased, on the device, and flip."""
+    crop: int | None = None
+    """Training crop in pixels (the size rrc gives); the whole stored image by default."""
+    pad: int = 0
+    """Shift images at random by up to so many pixels, borders reflected; for stores without room to crop."""
+    flip: float = 0.5
+    """Probability of the horizontal flip."""
+    rrc_scale: float = 0.08
+    """Smallest share of the image's area that rrc takes."""
+    mixup: float = 0.0
+    """Alpha of mixup; 0 for none. Mixes within a rank's batch."""
+    cutmix: float = 0.0
+    """Alpha of cutmix; 0 for none. With mixup too, each step draws one of them."""
+    normalize: Literal["store", "imagenet"] = "store"
+    """Mean and std of pixels: the train split's own, or ImageNet's usual ones (for pretrained weights)."""
+    eval_crop: int | None = None
+    """Centre crop for evaluation in pixels; the (last stage's) training crop by default."""
+    eval_size: int | None = None
+    """Store size that replaces {size} for evaluation; the last stage's by default."""
+    flip_eval: bool = False
+    """Evaluate on the average of each image's and its mirror image's logits."""
+    stages: list[Stage] = field(default_factory=list)
+    """Progressive resolution: a list of {epoch, size, crop}."""
+    seed: int = 0
+    """Seed of initial weights, order and augmentation."""
+    order: Literal["random", "windowed"] = "random"
+    """random, or windowed for disks that hate random reads."""
+    window: int | None = None
+    """Chunks per window of the windowed order."""
+    threads: int = 1
+    """Loader threads per rank."""
+    device: str = "auto"
+    """auto (the accelerator, else the CPU), cpu, cuda, ..."""
+    amp: bool | None = None
+    """bfloat16 autocast; by default on an accelerator only."""
+    compile: bool = False
+    """torch.compile the model."""
+    sync_bn: bool = False
+    """Batch-norm statistics over all ranks."""
+    checkpoint_every: int = 500
+    """Optimizer steps between checkpoints; one is also written after each epoch, on SIGTERM and on Ctrl-C."""
+    profile: bool = False
+    """Write a torch.profiler trace of a few steps to OUT/trace.json."""
+    timeout: float = 300.0
+    """Seconds after which a rank gives up on others that are silent."""
+    debug: bool = False
+    """Show tracebacks."""
+
+    def __post_init__(self) -> None:
+        def check(name: str, good: bool, wanted: str) -> None:
+            if not good:
+                raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be {wanted}")
+
+        for name in ("epochs", "threads", "checkpoint_every", "timeout"):
+            check(name, getattr(self, name) > 0, "above 0")
+        for name in ("global_batch", "batch_size", "crop", "eval_crop", "eval_size", "window"):
+            check(name, getattr(self, name) is None or getattr(self, name) > 0, "above 0")
+        for name in ("lr", "weight_decay", "clip_grad", "mixup", "cutmix", "pad", "seed"):
+            check(name, 0 <= getattr(self, name) < float("inf"), "0 or more, and finite")
+        for name in ("momentum", "label_smoothing", "ema"):
+            check(name, 0 <= getattr(self, name) < 1, "at least 0 and below 1")
+        check("flip", 0 <= self.flip <= 1, "from 0 to 1")
+        check("rrc_scale", 0 < self.rrc_scale <= 1, "above 0 and at most 1")
+        check("warmup_epochs", 0 <= self.warmup_epochs < self.epochs, f"at least 0 and below --epochs {self.epochs}")
+        check("nesterov", not self.nesterov or self.momentum > 0, "false without --momentum")
+        starts = [stage.epoch for stage in self.stages]
+        check("stages", starts == sorted(set(starts)) and starts[:1] in ([], [0]), "by rising epoch, the first at 0")
+        check("stages", not (self.stages and self.crop), "given without --crop: each stage has its own")
+        if "{size}" in self.data and not (all(s.size for s in self.stages) and (self.stages or self.eval_size)):
+            raise UsageError(f"--data {self.data}: {{size}} needs a size in each of the stages (or --eval-size)")
+        if self.eval_only and self.weights is None:
+            raise UsageError("--eval-only needs --weights PATH, such as runs/NAME/best.pt (or `torchvision`)")
+
+    def stage(self, epoch: int) -> Stage:
+        """The stage that trains epoch number `epoch`, counted from 0."""
+        own = Stage(epoch=0, size=self.eval_size, crop=self.crop)
+        return next((stage for stage in reversed(self.stages) if stage.epoch <= epoch), own)
+
+    def store_path(self, size: int | None) -> str:
+        return self.data.replace("{size}", str(size))
+
+
+class _Parser(ArgumentParser):
+    def format_help(self, *args: Any, **kwargs: Any) -> str:
+        return _dashes(super().format_help(*args, **kwargs)) + f"\n{EXAMPLES}\n"
+
+
+def _dashes(text: str) -> str:
+    return re.sub(r"--[a-z]\w*", lambda flag: flag[0].replace("_", "-"), text)
+
+
+def parse(argv: Sequence[str]) -> Config:
+    """The config of a command line. `--help` prints and exits.
+
+    Raises:
+        UsageError: an unknown flag or key, a wrong type or a value out of range, in one line.
+    """
+    set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    set_loader("recipe", _load_yaml, (yaml.YAMLError,))
+    parser = _Parser(prog="trainer/main.py", description=Config.__doc__, exit_on_error=False, parser_mode="recipe")
+    parser.add_argument("--config", action=ActionConfigFile, help="YAML file with any of the fields below.")
+    parser.add_class_arguments(Config, as_group=False)
+    args = _spell(argv)
+    try:
+        values = parser.parse_args(args)
+        del values["config"]
+        return Config(**vars(parser.instantiate(values)))
+    except (ArgumentError, ValueError, TypeError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(_explain(str(error), args)) from error
+
+
+def _load_yaml(text: str) -> Any:
+    """YAML as jsonargparse reads it (1e-3 is a number), with dashes in keys taken for underscores."""
+    value = get_loader("yaml")(text)
+    return {str(key).replace("-", "_"): item for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def _spell(argv: Sequence[str]) -> list[str]:
+    """Flags as jsonargparse knows them: underscores for dashes, `--flag` and `--no-flag` of booleans with a value."""
+    booleans = {f"--{item.name}" for item in fields(Config) if "bool" in str(item.type)}
+    args: list[str] = []
+    for arg, following in zip_longest(argv, argv[1:], fillvalue="--"):
+        name, equals, value = arg.partition("=")
+        if name.startswith("--"):
+            name = "--" + name[2:].replace("-", "_")
+            positive = name.replace("--no_", "--", 1)
+            if not equals and following.startswith("--") and positive in booleans:
+                name, equals, value = positive, "=", "true" if name == positive else "false"
+        args.append(name + equals + value)
+    return args
+
+
+def _explain(message: str, args: Sequence[str]) -> str:
+    """jsonargparse's message as one line that names the flag or the file, and the closest field."""
+    text = " ".join(message.split())
+    text = re.sub(r"Parser key \"(\w+)\":", r"--\1:", text)
+    text = re.sub(r"<class '(\w+)'>", r"\1", text.replace("typing.", ""))
+    unknown = re.search(r"Option '(\S+)' is not accepted|unrecognized arguments: --(\w+)", text)
+    if unknown and unknown[1]:
+        files = [value for flag, value in pairwise(args) if flag == "--config"]
+        text = f"{' or '.join(files)}: unknown key {unknown[1]}" if files else text
+    word = unknown and (unknown[1] or unknown[2])
+    close = difflib.get_close_matches(word, [item.name for item in fields(Config)], 1) if word else []
+    return _dashes(text) + (f"; did you mean {close[0]}?" if close else "; see --help")

@@ -1,0 +1,76 @@
+"""The trainer's command: `torchrun --nproc-per-node=P trainer/main.py --data STORE ...`, or plain `python`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+
+from pipeline.errors import Error, StoreError, UsageError
+from trainer.config import Config, parse
+
+GRACE_SECONDS = 10.0
+"""A rank other than 0 waits so long before it reports what rank 0 most likely reports too; torchrun ends it sooner."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code: 0, 1 (failed), 2 (wrong use), or 128 + a signal's number."""
+    rank = int(os.environ.get("RANK", 0))
+    debug = False
+    try:
+        config = parse(sys.argv[1:] if argv is None else argv)
+        debug = config.debug
+        _run(config)
+        return 0
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except Exception as error:
+        return _report(error, rank, debug)
+
+
+def _run(config: Config) -> None:
+    # Imported here so that `--help` and a mistyped flag answer at once.
+    from tqdm import tqdm
+
+    from trainer.ranks import Ranks, process_group
+    from trainer.training import evaluate_only, train
+
+    ranks = Ranks.from_env()
+
+    def say(line: str) -> None:
+        if ranks.rank == 0:
+            tqdm.write(line)
+            sys.stdout.flush()
+
+    device = ranks.device(config.device)
+    with process_group(ranks, device, config.timeout):
+        (evaluate_only if config.eval_only else train)(config, ranks, device, say)
+
+
+def _report(error: Exception, rank: int, debug: bool) -> int:
+    """Say what ended the run in one line, by rank 0 where all ranks know it; returns the exit code."""
+    text, code = " ".join(str(error).split()), getattr(error, "exit_code", 1)
+    everywhere = isinstance(error, UsageError | StoreError)
+    if not isinstance(error, Error):
+        everywhere = "gloo" in text or "Dist" in type(error).__name__
+        if everywhere:
+            text = f"lost contact with another rank, which ended or is cut off; go on with --resume auto ({text[:200]})"
+        elif type(error).__name__ == "OutOfMemoryError":
+            text = f"out of memory on the device; set a smaller --batch-size, the global batch stays ({text[:200]})"
+        else:
+            text = f"{type(error).__name__}: {text}" + ("" if debug else " (--debug shows the traceback)")
+    if rank and code >= 128:
+        return code
+    if rank and everywhere:
+        time.sleep(GRACE_SECONDS)
+    if debug:
+        traceback.print_exc()
+    print(f"trainer{f', rank {rank}' if rank else ''}: {text}", file=sys.stderr, flush=True)  # noqa: T201
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""What a run reports: lines on the terminal, metrics.jsonl, TensorBoard events and a picture of the curves."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+from pipeline.atomic import write_bytes
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Most memory used so far: allocated on the accelerator, or the process's resident set on the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+class Metrics:
+    """Rank 0's reports into a run's folder.
+
+    Args:
+        folder: the run's folder.
+        epochs_done: what the run resumes from; later lines of metrics.jsonl are cut off.
+        step: optimizer steps done; later TensorBoard events are hidden.
+        total_steps: of the whole run, for the progress bar's time left.
+    """
+
+    def __init__(self, folder: Path, epochs_done: int, step: int, total_steps: int) -> None:
+        self._file = folder / "metrics.jsonl"
+        self._curves = folder / "curves.png"
+        kept = [line for line in self.lines() if line["epoch"] <= epochs_done]
+        write_bytes(self._file, "".join(json.dumps(line) + "\n" for line in kept).encode())
+        self._events = SummaryWriter(str(folder), purge_step=step)
+        self._bar = tqdm(total=total_steps, initial=step, unit="step", disable=not sys.stderr.isatty(), smoothing=0.05)
+
+    def lines(self) -> list[dict[str, Any]]:
+        """The epochs so far; a last line that a crash cut short is left out."""
+        lines = []
+        for text in self._file.read_text().splitlines() if self._file.exists() else []:
+            try:
+                lines.append(json.loads(text))
+            except ValueError:
+                break
+        return lines
+
+    def step(self, step: int, loss: float, lr: float) -> None:
+        self._bar.update(step - self._bar.n)
+        if step % 10 == 0:
+            self._bar.set_postfix(loss=f"{loss:.3f}", lr=f"{lr:.3g}")
+            self._events.add_scalar("step/loss", loss, step)
+            self._events.add_scalar("step/lr", lr, step)
+
+    def epoch(self, line: dict[str, Any]) -> None:
+        """Append one epoch; figures that aren't finite become null."""
+        line = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in line.items()}
+        with open(self._file, "a") as file:
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        for key, value in line.items():
+            if value is not None and key not in ("epoch", "step"):
+                self._events.add_scalar(f"epoch/{key}", value, line["step"])
+
+    def close(self) -> None:
+        self._bar.close()
+        self._events.close()
+        lines = self.lines()
+        if lines:
+            draw_curves(self._curves, lines)
+
+
+def draw_curves(path: Path, lines: list[dict[str, Any]]) -> None:
+    """Losses and accuracies by epoch as a PNG."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    epochs = [line["epoch"] for line in lines]
+    panels = {"loss": ("train_loss", "val_loss"), "accuracy": ("val_top1", "val_top5")}
+    for axes, (title, keys) in zip(figure.subplots(1, 2), panels.items(), strict=True):
+        for key in keys:
+            values = [math.nan if line[key] is None else line[key] for line in lines]
+            axes.plot(epochs, values, marker=".", label=key)
+        axes.set(xlabel="epochs", title=title)
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.savefig(path, dpi=120)

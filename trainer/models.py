@@ -1,0 +1,217 @@
+"""Models by name, and weights from files: torchvision's classifiers, timm's, and three of our own."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torchvision
+from torch import Tensor, nn
+
+from pipeline.errors import Error, UsageError
+
+
+class ResNetSmall(nn.Module):
+    """A ResNet for 32-px images: a 3x3 stem and three stages of two residual blocks at full, half and quarter size.
+
+    After He et al., Deep Residual Learning (2015), section 4.2, with widths of their ResNet-20 and fewer blocks.
+    """
+
+    def __init__(self, num_classes: int, width: int = 16, blocks: int = 2) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU())
+        layers: list[nn.Module] = []
+        planes = width
+        for stage in range(3):
+            for block in range(blocks):
+                out = width << stage
+                layers.append(_Block(planes, out, stride=2 if stage and not block else 1))
+                planes = out
+        self.blocks = nn.Sequential(*layers)
+        self.fc = nn.Linear(planes, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.fc(self.blocks(self.stem(images)).mean((2, 3)))
+
+
+class _Block(nn.Module):
+    def __init__(self, planes: int, out: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(planes, out, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(out)
+        self.conv2 = nn.Conv2d(out, out, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(out)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or planes != out:
+            self.shortcut = nn.Sequential(nn.Conv2d(planes, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(x)))))
+        return torch.relu(y + self.shortcut(x))
+
+
+def _flatten_linear(num_classes: int, size: int) -> nn.Module:
+    """The two-layer network that DDP's textbook examples train on MNIST."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * size * size, 128), nn.ReLU(), nn.Linear(128, num_classes))
+
+
+def _vit_s_16(num_classes: int, size: int) -> nn.Module:
+    """ViT-S/16 as in Touvron et al., DeiT (2021), table 1; torchvision has only the larger ones."""
+    return torchvision.models.VisionTransformer(size, 16, 12, 6, 384, 1536, num_classes=num_classes)
+
+
+OWN: dict[str, Callable[[int, int], nn.Module]] = {
+    "resnet_small": lambda num_classes, size: ResNetSmall(num_classes),
+    "resnet_small_wide": lambda num_classes, size: ResNetSmall(num_classes, width=64, blocks=3),
+    "flatten_linear": _flatten_linear,
+    "vit_s_16": _vit_s_16,
+}
+
+
+def build_model(name: str, num_classes: int, size: int) -> nn.Module:
+    """A freshly initialised model for float images (N, 3, size, size), with logits (N, num_classes).
+
+    Raises:
+        UsageError: no such model (close matches are named), or one that can't take images of that size.
+    """
+    timm_there = importlib.util.find_spec("timm") is not None
+    known = torchvision.models.list_models(module=torchvision.models)
+    options: dict[str, Any] = (
+        {"aux_logits": False, "init_weights": True} if name in ("googlenet", "inception_v3") else {}
+    )
+    if name in OWN:
+        model = OWN[name](num_classes, size)
+    elif name in known:
+        if name.startswith("vit_"):
+            options["image_size"] = size
+        model = torchvision.models.get_model(name, weights=None, num_classes=num_classes, **options)
+    else:
+        if timm_there:
+            import timm
+
+            known += timm.list_models()
+        if name not in known or not timm_there:
+            close = difflib.get_close_matches(name, [*OWN, *known], 3)
+            hint = f"did you mean {' or '.join(close)}?" if close else "torchvision's model list has the names"
+            raise UsageError(f"--model {name}: unknown; {hint}" + ("" if timm_there else " (timm isn't installed)"))
+        model = timm.create_model(name, num_classes=num_classes)
+    try:
+        with torch.no_grad():
+            model.eval()(torch.zeros(1, 3, size, size))
+    except (RuntimeError, AssertionError, ValueError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise UsageError(f"--model {name}: can't take {size}x{size} images ({reason}); change --crop") from error
+    return model
+
+
+class _SumOverRanks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        values = values.clone()
+        dist.all_reduce(values)
+        return values
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return _SumOverRanks.forward(ctx, gradient)
+
+
+class SyncBatchNorm(nn.BatchNorm2d):
+    """Batch norm over all ranks on the CPU, where torch's own isn't available; the same state dict."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or not dist.is_initialized():
+            return super().forward(x)
+        count = x.numel() / x.shape[1] * dist.get_world_size()
+        mean = _SumOverRanks.apply(x.sum((0, 2, 3))) / count
+        centred = x - mean[:, None, None]
+        var = _SumOverRanks.apply((centred**2).sum((0, 2, 3))) / count
+        with torch.no_grad():
+            assert self.running_mean is not None
+            assert self.running_var is not None
+            assert self.num_batches_tracked is not None
+            self.num_batches_tracked += 1
+            self.running_mean.lerp_(mean, self.momentum or 0.0)
+            self.running_var.lerp_(var * count / (count - 1), self.momentum or 0.0)
+        scale = (var + self.eps).rsqrt() * self.weight
+        return centred * scale[:, None, None] + self.bias[:, None, None]
+
+
+def use_sync_bn(model: nn.Module, device: torch.device) -> nn.Module:
+    """The model with batch-norm statistics over all ranks; names of parameters and buffers stay."""
+    if device.type != "cpu":
+        return nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    for module in model.modules():
+        if type(module) is nn.BatchNorm2d:
+            module.__class__ = SyncBatchNorm
+    return model
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Optimizer groups: weight decay for matrices and kernels, none for norms, biases and other vectors."""
+    decayed = [p for p in model.parameters() if p.ndim > 1]
+    others = [p for p in model.parameters() if p.ndim <= 1]
+    return [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+
+
+def read_weights(source: str, name: str) -> dict[str, Tensor]:
+    """A plain state dict out of a checkpoint of this trainer (its EMA where it has one), a file of weights, or
+    torchvision's default pretrained weights for `name` (`source` is "torchvision").
+
+    Raises:
+        UsageError: nothing usable there.
+    """
+    if source == "torchvision":
+        try:
+            weights = torchvision.models.get_model_weights(name).DEFAULT
+            return dict(weights.get_state_dict(progress=False, check_hash=True))
+        except ValueError as error:
+            raise UsageError(f"--weights torchvision: it has none for {name}; give a file") from error
+        except OSError as error:
+            raise Error(f"--weights torchvision: the download failed ({error}); check the network") from error
+    try:
+        state = torch.load(Path(source), map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise UsageError(f"--weights {source}: no such file") from None
+    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
+        raise UsageError(f"--weights {source}: not a readable file of weights; give a .pt of tensors only") from error
+    if isinstance(state, dict) and "model" in state:
+        state = state.get("ema") or state["model"]
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise UsageError(f"--weights {source}: not a state dict")
+    return state
+
+
+def load_weights(model: nn.Module, state: dict[str, Tensor], source: str, *, new_head: bool) -> list[str]:
+    """Load the state dict; with `new_head` leave out a classifier whose number of classes differs.
+
+    Args:
+        source: the flag and the file, for messages.
+
+    Returns:
+        The names left as they were (the new head), empty for a complete load.
+
+    Raises:
+        UsageError: other names or shapes than the model's, or another number of classes without `new_head`.
+    """
+    own = model.state_dict()
+    missing, extra = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
+    extra = [key for key in extra if not key.lower().startswith("aux")]  # heads that only training used
+    if missing or extra:
+        example = f"without {missing[0]}" if missing else f"with {extra[0]}"
+        raise UsageError(f"{source}: of another model ({example}); check --model")
+    other = [key for key in own if own[key].shape != state[key].shape]
+    heads = [key for key in other if own[key].shape[1:] == state[key].shape[1:]]
+    if heads != other or (other and not new_head):
+        key = other[0] if heads == other else next(key for key in other if key not in heads)
+        what = "the number of classes differs" if heads == other else "check --model and --crop"
+        shapes = f"{tuple(state[key].shape)} in the file, {tuple(own[key].shape)} here"
+        raise UsageError(f"{source}: {key} is {shapes}; {what}")
+    model.load_state_dict({key: own[key] if key in other else state[key] for key in own})
+    return other

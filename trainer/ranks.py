@@ -1,0 +1,87 @@
+"""Who this process is among the ranks, on which device, and the few things that ranks tell each other."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from pipeline.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Place of this process in the run, as torchrun's environment gives it; a plain process is rank 0 of 1."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+
+    @classmethod
+    def from_env(cls) -> Ranks:
+        rank, local_rank, world_size = (os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+        return cls(int(rank or 0), int(local_rank or 0), int(world_size or 1))
+
+    def device(self, name: str) -> torch.device:
+        """This rank's device. `name` is `auto` or a device type.
+
+        Raises:
+            UsageError: the device isn't there.
+        """
+        found = torch.accelerator.current_accelerator(check_available=True)
+        kind = name if name != "auto" else found.type if found else "cpu"
+        if kind == "cpu":
+            return torch.device("cpu")
+        if found is None or kind != found.type:
+            have = f"cpu and {found.type}" if found else "cpu only"
+            raise UsageError(f"--device {name}: not available on this machine ({have}); use --device auto")
+        if self.local_rank >= torch.accelerator.device_count():
+            raise UsageError(
+                f"local rank {self.local_rank}, but {torch.accelerator.device_count()} {kind} device(s) on this "
+                "machine: start fewer with --nproc-per-node, or use --device cpu"
+            )
+        device = torch.device(kind, self.local_rank)
+        torch.accelerator.set_device_index(self.local_rank)
+        return device
+
+
+@contextlib.contextmanager
+def process_group(ranks: Ranks, device: torch.device, timeout_seconds: float) -> Iterator[None]:
+    """The process group for the block: gloo for tensors on the CPU, and the accelerator's own backend beside it."""
+    if ranks.world_size == 1:
+        yield
+        return
+    backend = "cpu:gloo"
+    if device.type != "cpu":
+        backend += f",{device.type}:{dist.get_default_backend_for_device(device)}"
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def gather(values: Sequence[float], ranks: Ranks) -> np.ndarray:
+    """Collect equally many numbers from each rank: float64 (ranks, n), the same on all."""
+    mine = torch.tensor(values, dtype=torch.float64)
+    if ranks.world_size == 1:
+        return mine[None].numpy()
+    rows = [torch.empty_like(mine) for _ in range(ranks.world_size)]
+    dist.all_gather(rows, mine)
+    return torch.stack(rows).numpy()
+
+
+def from_rank_0(value: Any, ranks: Ranks) -> Any:
+    """Rank 0's value, on every rank."""
+    if ranks.world_size == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+    return box[0]

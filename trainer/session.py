@@ -1,0 +1,148 @@
+"""What a config becomes before the first step: batch sizes, stores and loaders, model, optimizer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from pipeline.errors import UsageError
+from pipeline.store import open_store
+from trainer.augment import IMAGENET_MEAN, IMAGENET_STD, Pixels
+from trainer.config import Config, Stage
+from trainer.dataset import RankPartitionedDataset
+from trainer.evaluation import evaluate
+from trainer.loader import Loader
+from trainer.models import build_model, load_weights, parameter_groups, read_weights, use_sync_bn
+from trainer.ranks import Ranks
+
+LARGEST_MICRO_BATCH = 256
+"""Samples per rank and micro-step where the user doesn't say: what ResNet-50 at 224 px fits into 40 GB with bf16."""
+
+
+@dataclass(frozen=True)
+class Batching:
+    """G = `global_batch` = ranks x `batch_size` x `accumulation`."""
+
+    global_batch: int
+    batch_size: int
+    accumulation: int
+
+    @classmethod
+    def choose(cls, config: Config, world_size: int) -> Batching:
+        """G stays the same on fewer ranks, which then accumulate gradients.
+
+        Raises:
+            UsageError: numbers that don't divide.
+        """
+        total = config.global_batch or (config.batch_size * world_size if config.batch_size else 256)
+        if total % world_size:
+            raise UsageError(f"--global-batch {total}: not divisible by {world_size} ranks; choose a multiple")
+        share = total // world_size
+        size = config.batch_size or max(n for n in range(1, min(share, LARGEST_MICRO_BATCH) + 1) if share % n == 0)
+        if share % size:
+            raise UsageError(
+                f"--batch-size {size}: doesn't divide the {share} samples that each of {world_size} ranks takes of "
+                f"--global-batch {total}; choose a divisor"
+            )
+        return cls(total, size, share // size)
+
+
+class Session:
+    """What training and evaluation share.
+
+    Attributes:
+        model: the bare module on its device, channels_last, with --weights loaded.
+        val: the val split's Dataset; None where the store has none.
+
+    Raises:
+        UsageError, StoreError: anything that can't work, before any training.
+    """
+
+    def __init__(self, config: Config, ranks: Ranks, device: torch.device, say: Callable[[str], None]) -> None:
+        self.config, self.ranks, self.device = config, ranks, device
+        self.batching = Batching.choose(config, ranks.world_size)
+        self.stages = config.stages or [config.stage(0)]
+        last = self.stages[-1]
+        store = open_store(config.store_path(config.eval_size or last.size))
+        if not store.class_ids:
+            raise UsageError(f"{store.path}: has no classes; convert a source with labels")
+        self.class_ids = store.class_ids
+        crop = config.eval_crop or last.crop
+        self.val: RankPartitionedDataset | None = None
+        if "val" in store or config.eval_only:
+            self.val = RankPartitionedDataset(store, "val", rank=ranks.rank, world_size=ranks.world_size, crop=crop)
+        else:
+            say(f"{store.path} has no split val: training without evaluation")
+        if config.normalize == "imagenet":
+            self.pixels = Pixels(config, IMAGENET_MEAN, IMAGENET_STD, device)
+        else:
+            self.pixels = Pixels(config, store["train"].mean, store["train"].std, device)
+        self.amp = config.amp if config.amp is not None else device.type != "cpu"
+        torch.manual_seed(config.seed)
+        model = build_model(config.model, len(self.class_ids), crop or int(store.geometry["size"]))
+        if config.weights:
+            state, flag = read_weights(config.weights, config.model), f"--weights {config.weights}"
+            head = load_weights(model, state, flag, new_head=not config.eval_only)
+            say(f"weights from {config.weights}" + (f"; new head: {', '.join(head)}" if head else ""))
+        if config.sync_bn and ranks.world_size > 1:
+            model = use_sync_bn(model, device)
+        self.model = model.to(device).to(memory_format=torch.channels_last)
+
+    def loaders(self) -> list[Loader]:
+        """A training loader for each stage; they hold no memory before they are iterated."""
+        loaders = [self._loader(stage) for stage in self.stages]
+        first = loaders[0].data.split
+        for split in (loader.data.split for loader in loaders):
+            if split.fingerprint != first.fingerprint:
+                raise UsageError(f"{split.path}: other samples or order than {first.path}; convert all sizes together")
+        return loaders
+
+    def _loader(self, stage: Stage) -> Loader:
+        config, batching = self.config, self.batching
+        data = RankPartitionedDataset(
+            config.store_path(stage.size),
+            "train",
+            rank=self.ranks.rank,
+            world_size=self.ranks.world_size,
+            seed=config.seed,
+            crop=None if config.augment == "rrc" else stage.crop,
+            order=config.order,
+            window=config.window,
+        )
+        size = min(data.crop_shape[:2])
+        if config.pad >= size or (stage.crop or 0) > size:
+            raise UsageError(f"crop {stage.crop}, --pad {config.pad}: images of {data.split.path} have {size} pixels")
+        if len(self.class_ids) <= data.split.labels.max():
+            raise UsageError(f"{data.split.path}: has other classes than the store for evaluation; convert them alike")
+        return Loader(data, batching.batch_size, batching.global_batch, threads=config.threads, device=self.device)
+
+    def evaluate(self, model: nn.Module, stopped: Callable[[], bool] = lambda: False) -> dict[str, Any] | None:
+        """Figures of the val split, NaN where there is none; None when stopped."""
+        if self.val is None:
+            return dict.fromkeys(("val_loss", "val_top1", "val_top5"), math.nan)
+        loader = Loader(self.val, self.batching.batch_size, threads=self.config.threads, device=self.device)
+        try:
+            return evaluate(
+                model, loader, self.pixels, self.ranks, amp=self.amp, flip=self.config.flip_eval, stopped=stopped
+            )
+        finally:
+            loader.close()
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        config = self.config
+        groups = parameter_groups(self.model, config.weight_decay)
+        if config.optimizer == "adamw":
+            return torch.optim.AdamW(groups, lr=0.0, betas=(config.momentum, 0.999))
+        return torch.optim.SGD(groups, lr=0.0, momentum=config.momentum, nesterov=config.nesterov)
+
+
+def learning_rate(step: int, total_steps: int, warmup_steps: float, peak: float) -> float:
+    """Rate of step number `step`, from 0: linear warm-up, then half a cosine to 0 (Loshchilov & Hutter, SGDR, 2017)."""
+    if step < warmup_steps:
+        return peak * (step + 1) / (warmup_steps + 1)
+    return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup_steps) / (total_steps - warmup_steps)))

@@ -1,0 +1,117 @@
+"""What is watched while steps run: losses that aren't finite, signals, and that all ranks stop at the same step."""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pipeline.errors import Error
+from trainer.ranks import Ranks, gather
+
+GO, STOP, BROKEN = 0, 1, 2
+"""What a rank says after each step: go on, stop (a signal came), or a loss was not finite. The highest counts."""
+
+
+class Stopped(Error):  # noqa: N818 - someone asked for it
+    """A signal ended the run after a checkpoint."""
+
+    def __init__(self, number: int, step: int) -> None:
+        number = number or signal.SIGTERM  # 0: it was another rank that got one
+        name = signal.Signals(number).name
+        super().__init__(f"stopped by {name} after step {step:,}, with a checkpoint; go on with --resume auto")
+        self.exit_code = 128 + number
+
+
+class Signals:
+    """Within the block SIGTERM and Ctrl-C only set `received`; the loop then stops at a step's end."""
+
+    received: int = 0
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        self.received = number
+
+    def __enter__(self) -> Signals:
+        self._previous = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+
+class LossWatch:
+    """Reads each step's losses one step late, so that the device never waits for the CPU, and exchanges verdicts.
+
+    The exchange of one step runs beside the next, so all ranks stop at the same step, one after the first said so.
+
+    Args:
+        name_samples: from store slots int64 (n,) to the words that an error shows.
+    """
+
+    def __init__(self, ranks: Ranks, signals: Signals, name_samples: Callable[[np.ndarray], str]) -> None:
+        self._ranks, self._signals, self._name_samples = ranks, signals, name_samples
+        self._pending: tuple[int, Tensor, list[np.ndarray], Any] | None = None
+        self._exchange: tuple[Tensor, Any] | None = None
+        self._problem = ""
+        self.loss = math.nan
+        """Mean loss of the newest step that was read, on this rank."""
+
+    def follow(self, step: int, losses: Tensor, slots: list[np.ndarray]) -> tuple[float, int]:
+        """Note the losses (n,) of a step; returns the sum of the previous step's and the ranks' verdict so far."""
+        total = self._read()
+        copy, event = losses.detach().to("cpu", non_blocking=True), None
+        if losses.device.type != "cpu":
+            event = torch.Event(losses.device)
+            event.record()
+        self._pending = (step, copy, slots, event)
+        verdict = self._finish_exchange()
+        if self._ranks.world_size == 1:
+            return total, self._verdict()
+        box = torch.tensor([self._verdict()])
+        self._exchange = box, dist.all_reduce(box, dist.ReduceOp.MAX, async_op=True)
+        return total, verdict
+
+    def settle(self) -> tuple[float, int]:
+        """Read what is outstanding; returns the last step's sum of losses, and the ranks' verdict as of now."""
+        total = self._read()
+        self._finish_exchange()
+        return total, int(gather([self._verdict()], self._ranks).max())
+
+    def _finish_exchange(self) -> int:
+        if self._exchange is None:
+            return GO
+        box, work = self._exchange
+        self._exchange = None
+        work.wait()
+        return int(box)
+
+    def _verdict(self) -> int:
+        return BROKEN if self._problem else STOP if self._signals.received else GO
+
+    def _read(self) -> float:
+        if self._pending is None:
+            return 0.0
+        step, losses, slots, event = self._pending
+        self._pending = None
+        if event is not None:
+            event.synchronize()
+        total = float(losses.double().sum())
+        self.loss = total / len(losses)
+        if not math.isfinite(total) and not self._problem:
+            bad = np.concatenate(slots)[~losses.isfinite().numpy()]
+            self._problem = f"the loss is not finite at step {step}, samples {self._name_samples(bad)}"
+        return total
+
+    def error(self) -> Error:
+        """What to raise after the verdict BROKEN."""
+        if self._problem:
+            return Error(f"{self._problem}; lower --lr or set --clip-grad, and go on with --resume auto")
+        return Error("another rank's loss is not finite; see its message")
