@@ -1,0 +1,151 @@
+"""Sources: what can be converted, and how each kind is recognised. `open_source` is all that others need."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.errors import UsageError
+from pipeline.sources import names, subset
+from pipeline.sources.base import UNLABELLED, Source, SourceSet
+from pipeline.sources.detect import detect
+from pipeline.sources.folder import open_folder
+from pipeline.sources.imagenet import open_imagenet
+from pipeline.sources.kaggle import open_kaggle
+from pipeline.sources.manifest import open_manifest
+from pipeline.sources.parquet import open_parquet
+from pipeline.sources.sequence import open_sequence
+from pipeline.sources.tar import open_tar
+from pipeline.sources.torchvision_sets import open_torchvision
+from pipeline.sources.webdataset import open_webdataset
+
+__all__ = ["SOURCE_KINDS", "UNLABELLED", "Source", "SourceSet", "open_source"]
+
+SOURCE_KINDS = (
+    "folder",
+    "imagenet",
+    "kaggle",
+    "tar",
+    "webdataset",
+    "parquet",
+    "manifest",
+    "torchvision",
+    "sequence",
+)
+
+
+def open_source(
+    src: Any,
+    kind: str | None = None,
+    *,
+    splits: Sequence[str] | None = None,
+    class_order: str | Path | None = None,
+    classes: str | Path | None = None,
+    limit_per_class: int | None = None,
+    check_md5: bool = False,
+    download: bool = False,
+) -> SourceSet:
+    """Look at SRC, index it, and apply the subset options.
+
+    Args:
+        src: a path, `torchvision:NAME[:ROOT]`, or from Python a sequence of (image, label[, key]), or a mapping from
+            split names to such sequences. An image is encoded bytes, a path, an array or a PIL image.
+        kind: one of `SOURCE_KINDS`; None finds it by looking at `src`.
+        splits: the wanted splits; None takes all. `validation` and `valid` mean `val`. A source with a single unnamed
+            split gets the one name that is asked for.
+        class_order: `numeric`, or a file of class ids in label order.
+        classes: a file of the class ids to keep.
+        limit_per_class: keep that many samples of each class in each split.
+        check_md5: compare the official ImageNet archives with their known MD5 sums first.
+        download: let torchvision fetch what is missing.
+
+    Raises:
+        UsageError: one line that says what is wrong with SRC or the options.
+    """
+    if kind is not None and kind not in SOURCE_KINDS:
+        raise UsageError(f"--source {kind}: must be one of {', '.join(SOURCE_KINDS)}")
+    if splits is not None:
+        splits = [names.split_of_folder(os.fsencode(split)) or split for split in splits]
+    kind = kind or detect(src)
+    if check_md5 and kind != "imagenet":
+        raise UsageError(f"--check-md5: only the official ImageNet archives have known sums; {src} is a {kind} source")
+    if download and kind != "torchvision":
+        raise UsageError(f"--download: only torchvision's datasets can be downloaded; {src} is a {kind} source")
+    found = _open(src, kind, splits, check_md5, download)
+    missing = [split for split in splits or () if split not in found.splits]
+    if missing:
+        have = ", ".join(_open(src, kind, None, False, False).splits) or "none"
+        raise UsageError(f"{found.origin}: no split {missing[0]!r} (there are: {have}); check --split")
+    _refuse_empty(found)
+    if classes is not None:
+        found = _without_empty(subset.choose_classes(found, classes), splits)
+    if class_order is not None:
+        found = subset.order_classes(found, class_order)
+    if limit_per_class is not None:
+        found = subset.limit_per_class(found, limit_per_class)
+    _refuse_empty(found)
+    return _with_notes(found)
+
+
+def _open(src: Any, kind: str, splits: Sequence[str] | None, check_md5: bool, download: bool) -> SourceSet:
+    if kind == "sequence":
+        return open_sequence(src, splits)
+    if kind == "torchvision":
+        return open_torchvision(os.fspath(src), splits, download=download)
+    path = Path(os.fspath(src))
+    if not path.exists():
+        raise UsageError(f"{path}: no such file or folder; check the path")
+    if kind == "imagenet":
+        return open_imagenet(path, splits, check_md5=check_md5)
+    openers = {
+        "folder": open_folder,
+        "kaggle": open_kaggle,
+        "tar": open_tar,
+        "webdataset": open_webdataset,
+        "parquet": open_parquet,
+        "manifest": open_manifest,
+    }
+    return openers[kind](path, splits)
+
+
+def _refuse_empty(found: SourceSet) -> None:
+    ignored = f" (ignored: {names.describe(Counter(found.ignored))})" if found.ignored else ""
+    empty = [split for split, source in found.splits.items() if not len(source)]
+    if empty or not found.splits:
+        what = f"no images in split {empty[0]!r}" if len(found.splits) > 1 else "no images found"
+        remedy = "leave the split out with --split" if len(found.splits) > 1 else "check the path and --source"
+        raise UsageError(f"{found.origin}: {what}{ignored}; {remedy}")
+
+
+def _without_empty(found: SourceSet, splits: Sequence[str] | None) -> SourceSet:
+    """Leave out splits that have no sample of the chosen classes, such as an unlabelled `test`, unless asked for."""
+    empty = [split for split, source in found.splits.items() if not len(source) and split not in (splits or ())]
+    if len(empty) < len(found.splits):
+        found.splits = {split: source for split, source in found.splits.items() if split not in empty}
+        found.notes += [f"{split}: no image of the chosen classes; the split is left out" for split in empty]
+    return found
+
+
+def _with_notes(found: SourceSet) -> SourceSet:
+    """Say which classes have no sample to train on, and which labelled set has unlabelled splits."""
+    train = found.splits.get("train")
+    if train is not None and found.class_ids:
+        labels = np.asarray(train.labels)
+        counts = np.bincount(labels[labels >= 0], minlength=len(found.class_ids))
+        empty = np.flatnonzero(counts == 0)
+        if len(empty) and counts.any():
+            some = ", ".join(found.class_ids[i] for i in empty[:3].tolist()) + (", ..." if len(empty) > 3 else "")
+            found.notes.append(
+                f"train: {len(empty):,} of {len(counts):,} classes have no image ({some}); they keep their labels"
+            )
+    if found.class_ids:
+        for split, source in found.splits.items():
+            count = int((np.asarray(source.labels) == UNLABELLED).sum())
+            if count:
+                found.notes.append(f"{split}: {count:,} of {len(source):,} images have no label")
+    return found

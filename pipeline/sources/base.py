@@ -60,6 +60,7 @@ class SourceSet:
         class_names: human-readable names in the same order, None where the source has none.
         splits: name -> Source, in the source's order. Values may be made lazily (any Mapping).
         ignored: what was passed over, by kind, with counts: {"dot-file": 3, "not an image": 1}.
+        notes: lines that the person should see, such as a class without images.
         origin: SRC as given, for messages only.
     """
 
@@ -68,6 +69,7 @@ class SourceSet:
     splits: Mapping[str, Source]
     class_names: list[str] | None = None
     ignored: Mapping[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
     origin: str = ""
 
 

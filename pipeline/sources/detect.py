@@ -1,0 +1,132 @@
+"""Which kind of source SRC is, found by looking at it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import UsageError
+from pipeline.sources import names
+from pipeline.sources.imagenet import is_official
+from pipeline.sources.kaggle import find_tree
+from pipeline.sources.manifest import MANIFEST_SUFFIXES
+from pipeline.sources.tar import find_files
+from pipeline.sources.torchvision_sets import PREFIX
+from pipeline.sources.webdataset import looks_like_webdataset
+
+MAX_FOLDERS = 200  # looked into, the first by name of each level
+_COMPRESSED = {
+    b"\x1f\x8b": ("gzip", "gunzip -k"),
+    b"BZh": ("bzip2", "bunzip2 -k"),
+    b"\xfd7zXZ": ("xz", "unxz -k"),
+    b"\x28\xb5\x2f\xfd": ("zstd", "unzstd"),
+}
+
+
+def detect(src: Any) -> str:
+    """The kind of source, one of `SOURCE_KINDS`.
+
+    Raises:
+        UsageError: nothing is there, nothing in it is known, or it holds several kinds of data.
+    """
+    if not isinstance(src, str | os.PathLike):
+        return "sequence"
+    if str(src).startswith(PREFIX):
+        return "torchvision"
+    path = Path(os.fspath(src))
+    if path.is_dir():
+        return _detect_folder(path)
+    if path.is_file():
+        return _detect_file(path)
+    if path.exists() or path.is_symlink():
+        raise UsageError(f"{path}: neither a file nor a folder; check the path")
+    raise UsageError(f"{path}: no such file or folder; check the path")
+
+
+def _detect_file(path: Path) -> str:
+    if path.suffix.lower() in MANIFEST_SUFFIXES:
+        return "manifest"
+    if is_official(path):
+        return "imagenet"
+    try:
+        with open(path, "rb") as file:
+            head = file.read(512)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}; check its permissions") from None
+    if head[:4] == b"PAR1":
+        return "parquet"
+    for magic, (method, command) in _COMPRESSED.items():
+        if head.startswith(magic):
+            raise UsageError(f"{path}: compressed with {method}, so it can't be read in place; run `{command} {path}`")
+    if head[:4] == b"PK\x03\x04":
+        raise UsageError(f"{path}: a zip archive, which isn't read in place; run `unzip {path}` and give the folder")
+    if head[257:262] == b"ustar" or path.suffix.lower() == ".tar":
+        return "webdataset" if looks_like_webdataset([path]) else "tar"
+    if names.is_image(os.fsencode(path.name)):
+        raise UsageError(f"{path}: a single image; give the folder that holds it")
+    raise UsageError(
+        f"{path}: no kind of source that is known (folder, tar, parquet, CSV, JSON lines); convert it or give --source"
+    )
+
+
+def _detect_folder(path: Path) -> str:
+    if is_official(path):
+        return "imagenet"
+    if find_tree(path):
+        return "kaggle"
+    if (path / "zarr.json").is_file():
+        raise UsageError(f"{path}: a Zarr store already; `python -m pipeline copy` copies one")
+    seen: dict[str, str] = {}
+    for folder, files in _levels(os.fsencode(path)):
+        for name in files:
+            kind = _kind_of(name)
+            if kind:
+                seen.setdefault(kind, names.text(os.path.join(folder, name)))
+    if len(seen) > 1:
+        (kind, example), (other, another) = list(seen.items())[:2]
+        raise UsageError(
+            f"{path}: holds both {kind} data ({example}) and {other} data ({another}); give "
+            f"--source {kind} or --source {other}"
+        )
+    if "tar" in seen:
+        return "webdataset" if looks_like_webdataset(find_files(path, ".tar")) else "tar"
+    return next(iter(seen), "folder")
+
+
+def _kind_of(name: bytes) -> str | None:
+    if name.startswith(b"."):
+        return None
+    if names.is_image(name):
+        return "folder"
+    return {b"tar": "tar", b"parquet": "parquet"}.get(name.lower().rpartition(b".")[2])
+
+
+def _levels(root: bytes) -> Iterator[tuple[bytes, list[bytes]]]:
+    """The folders of the first three levels, breadth first, with all their files' names; at most `MAX_FOLDERS`."""
+    level, left = [root], MAX_FOLDERS
+    for _ in range(3):
+        below: list[bytes] = []
+        for folder in level[:left]:
+            inner, files = _list(folder)
+            yield folder, files
+            below += [os.path.join(folder, name) for name in inner]
+        left -= min(left, len(level))
+        level = below
+
+
+def _list(folder: bytes) -> tuple[list[bytes], list[bytes]]:
+    """Names of the visible sub-folders and of everything else, each sorted."""
+    folders, files = [], []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                # Links to folders aren't entered: what they hold is told by the rest.
+                if not entry.is_dir(follow_symlinks=False):
+                    files.append(entry.name)
+                elif not names.is_system_folder(entry.name):
+                    folders.append(entry.name)
+    except OSError as error:
+        raise UsageError(f"{names.text(folder)}: can't be listed ({error.strerror}); check its permissions") from None
+    return sorted(folders), sorted(files)

@@ -1,0 +1,145 @@
+"""The ILSVRC2012 development kit: which class each validation image has, and what the classes are called."""
+
+from __future__ import annotations
+
+import io
+import re
+import tarfile
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.errors import UsageError
+from pipeline.sources import names
+from pipeline.sources.labels import LabelColumn
+
+NAME = "ILSVRC2012_devkit_t12"
+META = "data/meta.mat"
+GROUND_TRUTH = "data/ILSVRC2012_validation_ground_truth.txt"
+_WANTED = f"get {NAME}.tar.gz, the ILSVRC2012 development kit for tasks 1 and 2"
+_FIELDS = ("ILSVRC2012_ID", "WNID", "words", "num_children")
+_VAL_IMAGE = re.compile(rb"ILSVRC2012_val_(\d{8})\.jpe?g", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Devkit:
+    """What the kit says.
+
+    Attributes:
+        path: where it was read from.
+        words: WordNet id -> the class's names, `tench, Tinca tinca`, for each class that has images.
+        truth: the WordNet id of validation image 1, 2, ...
+    """
+
+    path: Path
+    words: dict[str, str]
+    truth: list[str]
+
+    def label(self, keys: Iterable[bytes], images: str) -> tuple[LabelColumn, list[str]]:
+        """Labels of validation images named `ILSVRC2012_val_00000001.JPEG` and so on, by the number in the name.
+
+        Args:
+            keys: the images' names; folders before them don't matter.
+            images: names the place of the images in errors.
+
+        Returns:
+            The labels, and notes for the person.
+        """
+        column = LabelColumn()
+        for key in keys:
+            match = _VAL_IMAGE.fullmatch(key.rpartition(b"/")[2])
+            number = int(match[1]) if match else 0
+            if not 1 <= number <= len(self.truth):
+                raise UsageError(
+                    f"{images}: {names.text(key)} has no ground truth in {self.path} "
+                    f"({len(self.truth):,} lines); the images and the devkit must both be of ILSVRC2012"
+                )
+            column.add(self.truth[number - 1])
+        if len(column) != len(self.truth):
+            return column, [f"{images}: {len(column):,} images for {len(self.truth):,} lines of ground truth"]
+        return column, []
+
+
+def is_official_val(keys: Iterable[bytes]) -> bool:
+    """True where the first image is named as the official validation images are."""
+    return any(_VAL_IMAGE.fullmatch(key) for key in list(keys)[:1])
+
+
+def find_devkit(folder: Path) -> Path | None:
+    """The kit in the folder: the archive as it was downloaded, or unpacked. One of another year comes last."""
+    try:
+        found = sorted(path for path in folder.iterdir() if re.match(r"ILSVRC\d{4}_devkit", path.name))
+    except OSError:
+        return None
+    return min(found, key=lambda path: (not path.name.startswith(NAME), not path.is_file()), default=None)
+
+
+def read_devkit(path: Path) -> Devkit:
+    """Read the kit.
+
+    Raises:
+        UsageError: it is damaged, of another year or task, or its labels are out of range.
+    """
+    files = _read_folder(path) if path.is_dir() else _read_archive(path)
+    for name in (META, GROUND_TRUTH):
+        if name not in files:
+            kit = "of another year or task" if files or not path.name.startswith(NAME) else "incomplete"
+            raise UsageError(f"{path}: a devkit that is {kit} (no {name} in it); {_WANTED}")
+    by_number, words = _read_meta(files[META], path)
+    truth = []
+    for line, text in enumerate(files[GROUND_TRUTH].decode("ascii", "replace").split("\n"), 1):
+        if not text.strip():
+            continue
+        wnid = by_number.get(int(text)) if text.strip().isdecimal() else None
+        if wnid is None:
+            raise UsageError(
+                f"{path}: {GROUND_TRUTH}, line {line}: {text.strip()!r} isn't the number of one of the "
+                f"{len(by_number):,} classes in {META}; {_WANTED}"
+            )
+        truth.append(wnid)
+    return Devkit(path, words, truth)
+
+
+def _read_folder(path: Path) -> dict[str, bytes]:
+    try:
+        return {name: (path / name).read_bytes() for name in (META, GROUND_TRUTH) if (path / name).is_file()}
+    except OSError as error:
+        raise UsageError(f"{error.filename}: {error.strerror}; check its permissions") from None
+
+
+def _read_archive(path: Path) -> dict[str, bytes]:
+    files = {}
+    try:
+        with tarfile.open(path) as archive:
+            for member in archive:
+                name = "/".join(member.name.removeprefix("./").split("/")[1:])
+                content = archive.extractfile(member) if name in (META, GROUND_TRUTH) else None
+                if content is not None:
+                    files[name] = content.read()
+    except (OSError, tarfile.TarError, EOFError, zlib.error) as error:
+        raise UsageError(f"{path}: can't be read ({error}); {_WANTED}") from None
+    return files
+
+
+def _read_meta(content: bytes, path: Path) -> tuple[dict[int, str], dict[str, str]]:
+    """Number -> WordNet id, and WordNet id -> words, of the synsets without children: only they have images."""
+    from scipy.io import loadmat
+
+    try:
+        synsets = np.atleast_1d(loadmat(io.BytesIO(content), squeeze_me=True, variable_names=["synsets"])["synsets"])
+        fields = synsets.dtype.names or ()
+    except Exception as error:  # scipy has no error of its own for damaged files
+        raise UsageError(f"{path}: {META} can't be read ({type(error).__name__}: {error}); {_WANTED}") from None
+    missing = [name for name in _FIELDS if name not in fields]
+    if missing:
+        raise UsageError(f"{path}: the synsets in {META} have no {missing[0]}, so it is of another year; {_WANTED}")
+    by_number, words = {}, {}
+    for synset in synsets:
+        if int(synset["num_children"]) == 0:
+            wnid = str(synset["WNID"]).strip()
+            by_number[int(synset["ILSVRC2012_ID"])] = wnid
+            words[wnid] = str(synset["words"]).strip()
+    return by_number, words

@@ -1,0 +1,220 @@
+"""Image folders: class sub-folders, in split folders where there are some.
+
+    SRC/train/<class>/...   SRC/val/<class>/...      splits, by folders named train, val, test, ...
+    SRC/<class>/...                                  one split
+    SRC/x.jpg ...                                    one split, unlabelled
+
+Every sub-folder of `train` is a class, even one without images: it keeps its place in the class map, so that labels
+don't depend on which files happen to be there, and a note says so. Other splits use that map.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.errors import UsageError
+from pipeline.sources import names
+from pipeline.sources.base import SourceSet
+from pipeline.sources.files import FileSource
+from pipeline.sources.labels import LabelColumn, resolve
+from pipeline.sources.strings import Strings, StringsBuilder
+
+OUTSIDE_SPLITS = "folder outside the splits"
+
+
+def list_folder(path: bytes, ignored: Counter[str]) -> tuple[list[bytes], list[bytes]]:
+    """Names of the sub-folders and of the image candidates in a folder, each sorted; the rest is counted.
+
+    Links to folders count as folders. Nothing but the names is looked at, unless the entry is a link.
+    """
+    folders, files = [], []
+    try:
+        with os.scandir(path) as entries:
+            for entry in entries:
+                name = entry.name
+                try:
+                    is_folder = entry.is_dir()
+                except OSError:  # such as a loop of links
+                    is_folder = False
+                if is_folder and names.is_system_folder(name):
+                    ignored[names.SYSTEM_FOLDER] += 1
+                elif is_folder:
+                    folders.append(name)
+                elif why := names.why_ignored(name):
+                    ignored[why] += 1
+                else:
+                    files.append(name)
+    except OSError as error:
+        raise UsageError(
+            f"{names.text(path)}: can't be listed ({error.strerror}); check the path and its permissions"
+        ) from None
+    return sorted(folders), sorted(files)
+
+
+def walk(
+    path: bytes, ignored: Counter[str], prefix: bytes = b"", above: frozenset[tuple[int, int]] = frozenset()
+) -> Iterator[bytes]:
+    """Relative paths of all image candidates below a folder, in the order of `path_order`. Links are followed."""
+    status = os.stat(path)
+    if (status.st_dev, status.st_ino) in above:
+        ignored[names.LINK_LOOP] += 1
+        return
+    above |= {(status.st_dev, status.st_ino)}
+    folders, files = list_folder(path, ignored)
+    if not folders:
+        for name in files:
+            yield prefix + name
+        return
+    inner = set(folders)
+    for name in sorted(folders + files):
+        if name in inner:
+            yield from walk(os.path.join(path, name), ignored, prefix + name + b"/", above)
+        else:
+            yield prefix + name
+
+
+@dataclass
+class Scan:
+    """One split folder as found: relative paths of its images and their class folders' names."""
+
+    root: bytes
+    keys: Strings
+    column: LabelColumn
+    classes: list[str]
+
+    @property
+    def is_flat(self) -> bool:
+        return not self.column.tokens
+
+
+def scan(root: bytes, ignored: Counter[str]) -> Scan:
+    """Index a split folder. Without images in sub-folders, its own images are unlabelled samples."""
+    folders, files = list_folder(root, ignored)
+    keys, column, classes = StringsBuilder(), LabelColumn(), []
+    status = os.stat(root)
+    above = frozenset([(status.st_dev, status.st_ino)])
+    for folder in folders:
+        before = len(keys)
+        for path in walk(os.path.join(root, folder), ignored, folder + b"/", above):
+            keys.append(path)
+        classes.append(names.text(folder))
+        if len(keys) > before:
+            column.add(names.text(folder), len(keys) - before)
+    if len(set(classes)) != len(classes):
+        raise UsageError(f"{names.text(root)}: two class folders have names that read the same; rename one")
+    if keys:
+        if files:
+            ignored[names.OUTSIDE_CLASSES] += len(files)
+        return Scan(root, keys.build(), column, classes)
+    for name in files:
+        keys.append(name)
+    column.add(None, len(files))
+    return Scan(root, keys.build(), column, [] if files else classes)
+
+
+def split_folders(root: bytes, splits: Sequence[str] | None) -> dict[str, bytes] | None:
+    """Split name -> folder, or None where the folder holds classes.
+
+    A folder named `train` may also be a class (of vehicles): it is one where it holds images itself and has siblings
+    that aren't named as splits. Folders that `splits` names count as splits.
+
+    Raises:
+        UsageError: both readings are possible, or two folders are the same split.
+    """
+    counted: Counter[str] = Counter()
+    folders, _ = list_folder(root, counted)
+    asked = set(splits or ())
+    found: dict[str, bytes] = {}
+    others = []
+    for folder in folders:
+        name = folder.decode("utf-8", "replace")
+        split = name if name in asked else names.split_of_folder(folder)
+        if split is None:
+            others.append(folder)
+        elif split in found:
+            raise UsageError(
+                f"{names.text(root)}: {names.text(found[split])}/ and {names.text(folder)}/ would both be the split "
+                f"{split!r}; rename or move one of them"
+            )
+        else:
+            found[split] = folder
+    if not found:
+        return None
+    siblings = [folder for folder in others if next(walk(os.path.join(root, folder), Counter()), None)]
+    flat = all(_is_flat(os.path.join(root, folder)) for folder in found.values())
+    named = bool(asked & set(found))
+    if not siblings or (named and not flat):
+        return {split: os.path.join(root, folder) for split, folder in found.items()}
+    if flat and not named:
+        return None
+    raise UsageError(
+        f"{names.text(root)}: holds both split folders ({', '.join(sorted(found))}) and other folders with images "
+        f"({names.text(siblings[0])}); move the others away, name the splits with --split, or give one split's folder"
+    )
+
+
+def _is_flat(path: bytes) -> bool:
+    folders, files = list_folder(path, Counter())
+    return bool(files) and not folders
+
+
+def single_name(splits: Sequence[str] | None) -> str:
+    """The name of a source's only split: the one that was asked for, else `train`."""
+    return splits[0] if splits and len(splits) == 1 else "train"
+
+
+def open_folder(src: Path, splits: Sequence[str] | None = None) -> SourceSet:
+    """The folder source.
+
+    Args:
+        src: the folder.
+        splits: the wanted splits; only these are walked.
+
+    Raises:
+        UsageError: no such folder, an unreadable one, or a class that `train` doesn't have.
+    """
+    root, ignored = os.fsencode(src), Counter[str]()
+    found = split_folders(root, splits)
+    if found is None:
+        _refuse_wrapper(root)
+        found = {single_name(splits): root}
+    else:
+        outside = list_folder(root, Counter())[0]
+        inside = {os.path.basename(path) for path in found.values()}
+        if others := sum(folder not in inside for folder in outside):
+            ignored[OUTSIDE_SPLITS] += others
+    wanted = [split for split in names.natural_splits(set(found)) if not splits or split in splits]
+    scans = {split: scan(found[split], ignored) for split in wanted}
+    return build(scans, found.get("train"), ignored, str(src))
+
+
+def build(scans: dict[str, Scan], train: bytes | None, ignored: Counter[str], origin: str) -> SourceSet:
+    """The source set of scanned split folders; `train` is the folder that gives the class map, scanned or not."""
+    class_ids = None
+    if "train" in scans:
+        class_ids = scans["train"].classes
+    elif train is not None:
+        class_ids = [names.text(folder) for folder in list_folder(train, Counter())[0]]
+
+    def where(split: str, sample: int) -> str:
+        return names.text(os.path.join(scans[split].root, scans[split].keys[sample]))
+
+    columns = {split: scan.column for split, scan in scans.items()}
+    if not class_ids:  # no train split, or an unlabelled one
+        class_ids = [name for scan in scans.values() for name in scan.classes]
+    ids, labels = resolve(columns, where, class_ids=class_ids)
+    sources = {split: FileSource(scan.root, scan.keys, labels[split]) for split, scan in scans.items()}
+    return SourceSet("folder", ids, sources, ignored=ignored, origin=origin)
+
+
+def _refuse_wrapper(root: bytes) -> None:
+    folders, files = list_folder(root, Counter())
+    if len(folders) == 1 and not files:
+        inner = [names.split_of_folder(name) for name in list_folder(os.path.join(root, folders[0]), Counter())[0]]
+        if "train" in inner and None not in inner:
+            path = names.text(os.path.join(root, folders[0]))
+            raise UsageError(f"{names.text(root)}: its only folder holds the splits; give {path} as SRC")

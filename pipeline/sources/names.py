@@ -1,0 +1,86 @@
+"""What the name of a file or folder says: an image candidate, something to pass over, or a split.
+
+The extension only decides what is looked at; the content decides the format. An extension is listed when a person
+would expect the file to be accounted for, even where decoding it may turn out to be impossible.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+# fmt: off
+IMAGE_EXTENSIONS = frozenset((
+    b"jpg", b"jpeg", b"jpe", b"jfif", b"png", b"apng", b"webp", b"gif", b"bmp", b"dib", b"tif", b"tiff", b"avif",
+    b"heic", b"heif", b"jxl", b"jp2", b"j2k", b"jpx", b"jpf", b"jpc", b"ppm", b"pgm", b"pbm", b"pnm", b"mpo", b"ico",
+    b"tga",
+))
+# fmt: on
+SYSTEM_FOLDERS = frozenset((b"__macosx", b"@eadir", b"$recycle.bin", b"system volume information", b"lost+found"))
+
+DOT_FILE = "dot-file"
+SYSTEM_FOLDER = "hidden or system folder"
+NOT_AN_IMAGE = "not an image"
+OUTSIDE_CLASSES = "image outside the class folders"
+LINK_LOOP = "link to a folder above"
+
+_SPLITS = {
+    b"train": "train",
+    b"training": "train",
+    b"val": "val",
+    b"valid": "val",
+    b"validation": "val",
+    b"dev": "val",
+    b"test": "test",
+    b"testing": "test",
+}
+_WORDS = re.compile(rb"[a-z]+")
+
+
+def is_image(name: bytes) -> bool:
+    """True where the extension, in any case, is that of an image."""
+    stem, dot, extension = name.rpartition(b".")
+    return bool(dot and stem) and extension.lower() in IMAGE_EXTENSIONS
+
+
+def is_system_folder(name: bytes) -> bool:
+    return name.startswith(b".") or name.lower() in SYSTEM_FOLDERS
+
+
+def why_ignored(path: bytes) -> str | None:
+    """Why the file at this relative path is passed over, or None where it is an image candidate."""
+    *folders, name = path.split(b"/")
+    if any(is_system_folder(folder) for folder in folders):
+        return SYSTEM_FOLDER
+    if name.startswith(b"."):
+        return DOT_FILE
+    return None if is_image(name) else NOT_AN_IMAGE
+
+
+def split_of_folder(name: bytes) -> str | None:
+    """The split that a folder of this name holds: `train`, `val`, `test`, or None. Case doesn't matter."""
+    return _SPLITS.get(name.lower())
+
+
+def split_of_file(path: bytes) -> str | None:
+    """The split that a data file (parquet, tar) belongs to, by the last split word in its path, or None."""
+    for part in reversed(path.lower().split(b"/")):
+        found = [_SPLITS[word] for word in _WORDS.findall(part) if word in _SPLITS]
+        if found:
+            return found[0]
+    return None
+
+
+def text(name: bytes) -> str:
+    """A name as text that any JSON reader accepts: what isn't UTF-8 is written as \\xNN."""
+    return name.decode("utf-8", "backslashreplace")
+
+
+def natural_splits(names: set[str]) -> list[str]:
+    """Split names in the order of a store: train, val, the rest sorted."""
+    return sorted(names, key=lambda name: ({"train": 0, "val": 1}.get(name, 2), name))
+
+
+def describe(ignored: Counter[str]) -> str:
+    """The counts in words: `3 dot-file, 1 not an image`."""
+    return ", ".join(f"{count:,} {what}" for what, count in sorted(ignored.items()))

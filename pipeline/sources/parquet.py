@@ -1,0 +1,291 @@
+"""Hugging Face parquet: files with an `image` column ({bytes, path} or plain bytes) and a `label` column.
+
+Only labels and paths are read for the index; image bytes are read per row group, never a whole file. The split is
+told by the name (`train-00000-of-00294.parquet`, `data/validation/0.parquet`). Needs pyarrow: `pip install
+"efficient-imagenet[parquet]"`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.errors import BadSample, Error, UsageError
+from pipeline.sources import names
+from pipeline.sources.base import Source, SourceSet
+from pipeline.sources.files import read_file
+from pipeline.sources.folder import single_name
+from pipeline.sources.indexed import Indexed
+from pipeline.sources.labels import LabelColumn, resolve
+from pipeline.sources.strings import Strings, StringsBuilder, first_duplicate
+from pipeline.sources.tar import find_files, split_of_archive
+
+IMAGE_COLUMNS = ("image", "img", "jpg", "jpeg", "png", "webp", "image_bytes", "bytes", "picture", "photo")
+LABEL_COLUMNS = ("label", "labels", "class", "cls", "target", "category", "fine_label", "label_id", "class_id")
+
+CACHE_BYTES = 256_000_000
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns that are used.
+
+    Attributes:
+        image: column of {bytes, path} or of bytes.
+        name_path: the leaf `image.path`, where there is one.
+        label: column of integers or text.
+        class_names: what the file calls the integer labels, if it does.
+    """
+
+    image: str
+    name_path: str | None
+    label: str
+    class_names: tuple[str, ...] | None
+
+
+class ParquetSource(Indexed):
+    """Samples in the row groups of parquet files.
+
+    Args:
+        files: paths of the files.
+        columns: as `find_columns` gave them; all files of a split have the same.
+        group_first: int64 (G+1,), the first sample of each row group; the last is N.
+        group_file, group_index: int32 (G,), the file of each row group and its number there.
+    """
+
+    def __init__(
+        self,
+        files: list[str],
+        columns: Columns,
+        group_first: np.ndarray,
+        group_file: np.ndarray,
+        group_index: np.ndarray,
+        keys: Strings,
+        labels: np.ndarray,
+    ) -> None:
+        super().__init__(keys, labels)
+        self.files = files
+        self.columns = columns
+        self.group_first = group_first
+        self.group_file = group_file
+        self.group_index = group_index
+        self._groups: dict[int, Any] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_groups": {}}
+
+    def _group(self, group: int) -> Any:
+        """The image column of a row group. Those last used are kept, up to `CACHE_BYTES`: small images are all read
+        from memory then, and large ones read in order cost one read per group."""
+        column = self._groups.pop(group, None)
+        if column is None:
+            path = self.files[int(self.group_file[group])]
+            try:
+                with _opened(path) as file:
+                    table = file.read_row_group(
+                        int(self.group_index[group]), columns=[self.columns.image], use_threads=False
+                    )
+            except UsageError as error:
+                raise Error(str(error)) from None
+            column = table.column(0).combine_chunks()
+            kept = sum(other.nbytes for other in self._groups.values())
+            for oldest in list(self._groups):
+                if kept + column.nbytes <= CACHE_BYTES:
+                    break
+                kept -= self._groups.pop(oldest).nbytes
+        self._groups[group] = column
+        return column
+
+    def read(self, i: int) -> bytes:
+        group = int(np.searchsorted(self.group_first, i, "right")) - 1
+        value = self._group(group)[i - int(self.group_first[group])].as_py()
+        data, name = (value.get("bytes"), value.get("path") or "") if isinstance(value, dict) else (value, "")
+        if data is None and not name:
+            raise BadSample("missing", f"{names.text(self.key(i))}: the row holds no image")
+        if data is None:
+            folder = os.path.dirname(self.files[int(self.group_file[group])])
+            return read_file(os.fsencode(os.path.join(folder, name)))
+        if not data:
+            raise BadSample("empty", names.text(self.key(i)))
+        return data
+
+    def stamps(self, indices: np.ndarray) -> np.ndarray:
+        """int64 (len(indices), 2): size and modification time in ns of the file that holds the row."""
+        stamps = np.full((len(self.files), 2), -1, np.int64)
+        files = self.group_file[np.searchsorted(self.group_first, indices, "right") - 1]
+        for file in np.unique(files).tolist():
+            try:
+                status = os.stat(self.files[file])
+            except OSError:
+                continue
+            stamps[file] = status.st_size, status.st_mtime_ns
+        return stamps[files]
+
+
+@dataclass
+class _Groups:
+    """One split while it is collected."""
+
+    columns: Columns | None = None
+    first: array[int] = field(default_factory=lambda: array("q", [0]))
+    file: array[int] = field(default_factory=lambda: array("i"))
+    index: array[int] = field(default_factory=lambda: array("i"))
+    names: StringsBuilder = field(default_factory=StringsBuilder)
+    labels: LabelColumn = field(default_factory=LabelColumn)
+    all_named: bool = True
+
+
+def open_parquet(src: Path, splits: Sequence[str] | None = None) -> SourceSet:
+    """The parquet source: one file, or a folder of them.
+
+    Raises:
+        UsageError: pyarrow isn't installed, a damaged file, no image or label column, or labels out of range.
+    """
+    paths = find_files(src, ".parquet")
+    found: dict[str, _Groups] = {}
+    for number, path in enumerate(paths):
+        split = split_of_archive(path, src) or single_name(splits)
+        if not splits or split in splits or split == "train":
+            _collect(str(path), number, found.setdefault(split, _Groups()))
+    order = names.natural_splits(set(found))
+    named = {found[split].columns.class_names for split in order if found[split].columns} - {None}  # type: ignore[union-attr]
+    if len(named) > 1:
+        raise UsageError(f"{src}: its files name the classes in different ways; convert them one by one")
+    class_names = next(iter(named), None)
+
+    def where(split: str, sample: int) -> str:
+        groups = found[split]
+        group = int(np.searchsorted(groups.first, sample, "right")) - 1
+        return f"{paths[groups.file[group]]}, sample {sample - groups.first[group]} of row group {groups.index[group]}"
+
+    columns = {split: found[split].labels for split in order}
+    ids, labels = resolve(columns, where, num_classes=len(class_names) if class_names else None)
+    sources: dict[str, Source] = {}
+    for split in order:
+        groups = found[split]
+        if groups.columns and (not splits or split in splits):
+            sources[split] = ParquetSource(
+                [str(path) for path in paths],
+                groups.columns,
+                np.array(groups.first, np.int64),
+                np.array(groups.file, np.int32),
+                np.array(groups.index, np.int32),
+                _keys(groups, paths, src),
+                labels[split],
+            )
+    shown = list(class_names) if class_names and len(class_names) == len(ids) else None
+    return SourceSet("parquet", ids, sources, shown, origin=str(src))
+
+
+def _collect(path: str, number: int, groups: _Groups) -> None:
+    """Add a file's row groups: labels and image names only."""
+    with _opened(path) as file:
+        columns = find_columns(file.schema_arrow, path)
+        if groups.columns not in (None, columns):
+            raise UsageError(f"{path}: has other columns or class names than the files before it; convert it alone")
+        groups.columns = columns
+        wanted = [columns.label] + ([columns.name_path] if columns.name_path else [])
+        for index in range(file.metadata.num_row_groups):
+            table = file.read_row_group(index, columns=wanted, use_threads=False)
+            if not table.num_rows:
+                continue
+            for label in table.column(columns.label).to_pylist():
+                groups.labels.add(label)
+            if columns.name_path:
+                for image in table.column(columns.image).to_pylist():
+                    name = (image or {}).get("path")
+                    groups.all_named &= bool(name)
+                    groups.names.append(os.fsencode(name or ""))
+            groups.first.append(groups.first[-1] + table.num_rows)
+            groups.file.append(number)
+            groups.index.append(index)
+    groups.all_named &= columns.name_path is not None
+
+
+def _keys(groups: _Groups, paths: Sequence[Path], src: Path) -> Strings:
+    """The images' own names where each has one and no two are equal, else file and row: `train-0.parquet/17`."""
+    if groups.all_named:
+        own = groups.names.build()
+        if first_duplicate(own) is None:
+            return own
+    keys = StringsBuilder()
+    file, row = -1, 0
+    for group, number in enumerate(groups.file):
+        row = row if number == file else 0
+        file = number
+        name = os.fsencode(paths[number].relative_to(src).as_posix() if paths[number] != src else src.name)
+        for i in range(row, row + groups.first[group + 1] - groups.first[group]):
+            keys.append(b"%s/%d" % (name, i))
+        row += groups.first[group + 1] - groups.first[group]
+    return keys.build()
+
+
+def find_columns(schema: Any, path: str) -> Columns:
+    """The image and label columns of an Arrow schema: those that Hugging Face's features declare, else by name.
+
+    Raises:
+        UsageError: there is none of a kind; the columns that are there are named.
+    """
+    import pyarrow as pa
+
+    metadata = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+    features = metadata.get("info", {}).get("features", {})
+
+    def declared(kind: str) -> list[str]:
+        return [
+            name for name, feature in features.items() if isinstance(feature, dict) and feature.get("_type") == kind
+        ]
+
+    def pick(candidates: Sequence[str], names_in_order: Sequence[str], fits: Any) -> str | None:
+        ordered = [name for name in names_in_order if name in candidates] + list(candidates)
+        ordered += [name for name in names_in_order if name in schema.names]
+        return next((name for name in ordered if name in schema.names and fits(schema.field(name).type)), None)
+
+    def is_bytes(kind: Any) -> bool:
+        return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+
+    def is_image(kind: Any) -> bool:
+        return is_bytes(kind) or (
+            pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0 and is_bytes(kind.field("bytes").type)
+        )
+
+    def is_label(kind: Any) -> bool:
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        return pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+    image = pick(declared("Image"), IMAGE_COLUMNS, is_image)
+    label = pick(declared("ClassLabel"), LABEL_COLUMNS, is_label)
+    for name, what, wanted in ((image, "image", "image {bytes, path} or bytes"), (label, "label", "integers or text")):
+        if name is None:
+            have = ", ".join(f"{column.name}: {column.type}" for column in list(schema)[:8])
+            raise UsageError(f"{path}: no {what} column ({wanted}) among its columns {have}; rename or add one")
+    assert image is not None
+    assert label is not None
+    kind = schema.field(image).type
+    has_name = pa.types.is_struct(kind) and kind.get_field_index("path") >= 0
+    class_names = features.get(label, {}).get("names") if isinstance(features.get(label), dict) else None
+    return Columns(image, f"{image}.path" if has_name else None, label, tuple(class_names) if class_names else None)
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[Any]:
+    """A `pyarrow.parquet.ParquetFile`; what goes wrong with it becomes one line."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise UsageError(f'{path}: parquet needs pyarrow; run `pip install "efficient-imagenet[parquet]"`') from None
+    try:
+        with pq.ParquetFile(path) as file:
+            yield file
+    except (OSError, pa.ArrowException) as error:
+        line = " ".join(str(error).split())
+        raise UsageError(f"{path}: can't be read as parquet ({line}); get the file again") from None

@@ -1,0 +1,239 @@
+"""From Python: any sequence of (image, label) or (image, label, key).
+
+An image is encoded bytes, a path, an array or a PIL image; a label is an integer, a class id, or None. A list or tuple
+is packed into arrays, which workers map; any other sequence (an object that loads its items when asked) is handed to
+the workers as it is, must pickle, and is gone through once for its labels.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from pipeline.errors import BadSample, UsageError
+from pipeline.sources import names
+from pipeline.sources.base import Source, SourceSet
+from pipeline.sources.files import bad_sample, read_file
+from pipeline.sources.folder import single_name
+from pipeline.sources.indexed import Indexed
+from pipeline.sources.labels import LabelColumn, resolve
+from pipeline.sources.strings import Strings, StringsBuilder, first_duplicate
+
+_ENCODED, _PATH, _ARRAY = 0, 1, 2
+_DTYPES = (np.dtype(np.uint8), np.dtype(np.uint16))
+
+
+class PackedSource(Indexed):
+    """Images of all kinds in one array of bytes.
+
+    Args:
+        payload: encoded bytes, paths or arrays' bytes, one per sample.
+        kind: uint8 (N,), which of these.
+        shape: int32 (N, 4), height, width, channels (0: none) and index of the dtype; zeros for all but arrays.
+        keys, labels: as everywhere.
+    """
+
+    def __init__(
+        self, payload: Strings, kind: np.ndarray, shape: np.ndarray, keys: Strings, labels: np.ndarray
+    ) -> None:
+        super().__init__(keys, labels)
+        self.payload = payload
+        self.kind = kind
+        self.shape = shape
+
+    def read(self, i: int) -> bytes | np.ndarray:
+        data = self.payload[i]
+        if self.kind[i] == _PATH:
+            return read_file(data)
+        if self.kind[i] == _ENCODED:
+            if not data:
+                raise BadSample("empty", names.text(self.key(i)))
+            return data
+        height, width, channels, dtype = self.shape[i].tolist()
+        if dtype < 0:
+            raise BadSample("bad-shape", names.text(data))
+        return np.frombuffer(data, _DTYPES[dtype]).reshape((height, width, channels) if channels else (height, width))
+
+    def stamps(self, indices: np.ndarray) -> np.ndarray:
+        """int64 (len(indices), 2): a file's size and time; of other samples the size and CRC-32 of their bytes."""
+        stamps = np.full((len(indices), 2), -1, np.int64)
+        for row, i in enumerate(indices.tolist()):
+            data = self.payload[i]
+            if self.kind[i] == _PATH:
+                try:
+                    status = os.stat(data)
+                except OSError:
+                    continue
+                stamps[row] = status.st_size, status.st_mtime_ns
+            else:
+                stamps[row] = len(data), zlib.crc32(data)
+        return stamps
+
+
+class LazySource(Indexed):
+    """A sequence that is asked for each image when it is read.
+
+    Args:
+        samples: the sequence; pickled by value, so that classes of a script or notebook work in its workers.
+        keys, labels: as everywhere.
+    """
+
+    def __init__(self, samples: Sequence[Any], keys: Strings, labels: np.ndarray) -> None:
+        super().__init__(keys, labels)
+        self.samples = samples
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"samples": cloudpickle.dumps(self.samples)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, samples=cloudpickle.loads(state["samples"]))
+
+    def read(self, i: int) -> bytes | np.ndarray:
+        try:
+            image = self.samples[i][0]
+            if isinstance(image, bytes | bytearray | memoryview):
+                return bytes(image)
+            return read_file(os.fsencode(image)) if isinstance(image, str | os.PathLike) else image_array(image)
+        except OSError as error:  # what PIL raises for a damaged file has no number
+            if error.errno is None:
+                raise BadSample("corrupt", f"{names.text(self.key(i))}: {error}") from None
+            raise bad_sample(error, self.key(i)) from None
+
+    def stamps(self, indices: np.ndarray) -> np.ndarray:
+        """int64 (len(indices), 2): zeros; whether a sequence's images have changed can't be seen cheaply."""
+        return np.zeros((len(indices), 2), np.int64)
+
+
+def image_array(image: Any) -> np.ndarray:
+    """An array, or a PIL image of any mode, as uint8 or uint16 of shape (H, W) or (H, W, channels).
+
+    Raises:
+        BadSample: another dtype or shape.
+    """
+    if hasattr(image, "getbands"):  # a PIL image, without importing PIL
+        if image.mode.startswith("I;16"):
+            return np.asarray(image).astype(np.uint16)
+        if image.mode not in ("L", "RGB", "RGBA"):
+            image = image.convert("RGBA" if image.mode in ("LA", "PA", "La") or "transparency" in image.info else "RGB")
+    array = np.asarray(image)
+    shape_fits = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3, 4))
+    if array.dtype.newbyteorder("=") not in _DTYPES or not shape_fits or not array.size:
+        raise BadSample("bad-shape", f"{array.dtype} {array.shape}")
+    return array
+
+
+def open_sequence(src: Any, splits: Sequence[str] | None = None) -> SourceSet:
+    """The sequence source.
+
+    Args:
+        src: the samples, or a mapping from split names to samples; a single sequence is the split that `splits` names.
+
+    Raises:
+        UsageError: no sequence, or items that aren't (image, label) or (image, label, key).
+    """
+    if isinstance(src, str | os.PathLike | bytes):
+        raise UsageError(f"{src!r}: --source sequence is for samples that a Python program passes; use another kind")
+    parts: Mapping[str, Any] = src if isinstance(src, Mapping) else {single_name(splits): src}
+    keys: dict[str, Strings] = {}
+    columns: dict[str, LabelColumn] = {}
+    packed: dict[str, _Packer] = {}
+    for split, samples in parts.items():
+        if not hasattr(samples, "__len__") or not hasattr(samples, "__getitem__"):
+            raise UsageError(f"the samples are a {type(samples).__name__}, which has no length; pass a list of them")
+        if isinstance(samples, list | tuple):
+            packed[split] = _Packer()
+        keys[split], columns[split] = _go_through(samples, packed.get(split))
+    ids, labels = resolve(columns, lambda split, i: f"sample {names.text(keys[split][i])} of {split}")
+    sources: dict[str, Source] = {}
+    for split in names.natural_splits(set(parts)):
+        if not splits or split in splits:
+            sources[split] = (
+                packed[split].build(keys[split], labels[split])
+                if split in packed
+                else LazySource(parts[split], keys[split], labels[split])
+            )
+    return SourceSet("sequence", ids, sources, origin="the samples")
+
+
+class _Packer:
+    """Collects a `PackedSource`."""
+
+    def __init__(self) -> None:
+        self._payload = StringsBuilder()
+        self._kind = bytearray()
+        self._shape = array("i")
+
+    def add(self, image: Any) -> None:
+        kind, shape = _ENCODED, (0, 0, 0, 0)
+        if isinstance(image, bytes | bytearray | memoryview):
+            payload = bytes(image)
+        elif isinstance(image, str | os.PathLike):
+            kind, payload = _PATH, os.path.abspath(os.fsencode(image))  # workers may run elsewhere
+        else:
+            kind = _ARRAY
+            try:
+                pixels = image_array(image)
+            except BadSample as error:
+                payload, shape = error.detail.encode(), (0, 0, 0, -1)
+            else:
+                dtype = _DTYPES.index(pixels.dtype.newbyteorder("="))
+                payload = np.ascontiguousarray(pixels, _DTYPES[dtype]).tobytes()
+                shape = (*pixels.shape[:2], pixels.shape[2] if pixels.ndim == 3 else 0, dtype)
+        self._payload.append(payload)
+        self._kind.append(kind)
+        self._shape.extend(shape)
+
+    def build(self, keys: Strings, labels: np.ndarray) -> PackedSource:
+        kind, shape = np.array(self._kind, np.uint8), np.array(self._shape, np.int32).reshape(-1, 4)
+        return PackedSource(self._payload.build(), kind, shape, keys, labels)
+
+
+def _go_through(samples: Sequence[Any], pack: _Packer | None) -> tuple[Strings, LabelColumn]:
+    """Keys and labels of the samples, which are packed on the way where `pack` is given.
+
+    Without keys of its own a sample's key is its path or, where there are none or they repeat, its number.
+    """
+    column, keys, explicit = LabelColumn(), StringsBuilder(), False
+    for i in range(len(samples)):
+        sample = samples[i]
+        if not isinstance(sample, tuple | list) or len(sample) not in (2, 3):
+            raise UsageError(
+                f"sample {i} is a {type(sample).__name__}; pass (image, label) or (image, label, key), such as "
+                "list(zip(images, labels))"
+            )
+        image, label, *key = sample
+        column.add(_label(label, i))
+        if key:
+            explicit = True
+            keys.append(key[0] if isinstance(key[0], bytes) else os.fsencode(str(key[0])))
+        elif isinstance(image, str | os.PathLike):
+            keys.append(os.fsencode(image))
+        else:
+            keys.append(b"%d" % i)
+        if pack is not None:
+            pack.add(image)
+    built = keys.build()
+    if twice := first_duplicate(built):
+        if explicit:
+            raise UsageError(f"samples {twice[0]} and {twice[1]} have the same key {built[twice[0]]!r}; change one")
+        numbers = StringsBuilder()
+        for i in range(len(built)):
+            numbers.append(b"%d" % i)
+        built = numbers.build()
+    return built, column
+
+
+def _label(label: Any, i: int) -> str | int | None:
+    if label is None or isinstance(label, str):
+        return label
+    if hasattr(label, "item"):  # a numpy or torch scalar
+        label = label.item()
+    if isinstance(label, bool) or not isinstance(label, int):
+        raise UsageError(f"sample {i} has the label {label!r}; pass an integer, a class id as text, or None")
+    return label

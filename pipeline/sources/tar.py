@@ -1,0 +1,189 @@
+"""Plain tar archives with class folders (`tar -cf pets.tar train val`), read without extraction.
+
+The paths inside are read as the folder source reads a folder, and give the same keys in the same order. A folder that
+wraps everything else is passed through. Several archives are put together; those with a split's name (`train.tar`,
+`pets-val-00.tar`) belong to that split.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.errors import UsageError
+from pipeline.sources import names
+from pipeline.sources.archive import ArchiveSource, Table, TableBuilder
+from pipeline.sources.base import SourceSet
+from pipeline.sources.folder import OUTSIDE_SPLITS, single_name
+from pipeline.sources.labels import LabelColumn, resolve
+from pipeline.sources.names import OUTSIDE_CLASSES
+from pipeline.sources.strings import Strings, StringsBuilder, first_duplicate, path_order
+
+
+def find_files(src: Path, suffix: str) -> list[Path]:
+    """`src` itself, or the visible files with the suffix below it, sorted as `path_order` does."""
+    if not src.is_dir():
+        return [src]
+    found = []
+    for path in src.rglob("*"):
+        relative = path.relative_to(src)
+        if path.suffix.lower() == suffix and not any(part.startswith(".") for part in relative.parts):
+            found.append(path)
+    return sorted(found, key=lambda path: [os.fsencode(part) for part in path.parts])
+
+
+def split_of_archive(path: Path, src: Path) -> str | None:
+    """The split that the archive's name, or that of a folder below SRC, says."""
+    relative = path.relative_to(src) if path != src else Path(path.name)
+    return names.split_of_file(os.fsencode(relative.with_suffix("")))
+
+
+def read_table(paths: Sequence[Path]) -> Table:
+    """All files in the archives."""
+    builder = TableBuilder()
+    for number, path in enumerate(paths):
+        builder.add_archive(str(path), number)
+    return builder.build()
+
+
+def image_rows(table: Table, ignored: Counter[str]) -> np.ndarray:
+    """int64: the rows of the table that are image candidates; the rest is counted."""
+    keep = np.zeros(len(table.names), bool)
+    for i, name in enumerate(table.names):
+        if why := names.why_ignored(name):
+            ignored[why] += 1
+        else:
+            keep[i] = True
+    return np.flatnonzero(keep)
+
+
+def open_tar(src: Path, splits: Sequence[str] | None = None) -> SourceSet:
+    """The tar source: one archive, or a folder of them.
+
+    Raises:
+        UsageError: a truncated or damaged archive, the same path twice, or a class that `train` doesn't have.
+    """
+    paths, ignored, notes = find_files(src, ".tar"), Counter[str](), list[str]()
+    table = read_table(paths)
+    table = table.take(image_rows(table, ignored))
+    rows: dict[str, array[int]] = {}
+    keys: dict[str, StringsBuilder] = {}
+    for number, path in enumerate(paths):
+        inside = np.flatnonzero(table.archive == number)
+        found = layout(table.names.take(inside), str(path))
+        if found.wrapper:
+            notes.append(f"{path}: everything in it lies in {found.wrapper}/; the classes are the folders below that")
+        default = split_of_archive(path, src) or single_name(splits)
+        for row in inside.tolist():
+            folders = table.names[row].split(b"/")
+            split: str | None = found.split or default
+            if found.holds_splits:
+                split = names.split_of_folder(folders[found.depth]) if len(folders) > found.depth + 1 else None
+            if split is None:
+                ignored[OUTSIDE_SPLITS] += 1
+                continue
+            rows.setdefault(split, array("q")).append(row)
+            keys.setdefault(split, StringsBuilder()).append(b"/".join(folders[found.depth + found.holds_splits :]))
+    tables, columns = {}, {}
+    for split in names.natural_splits(set(rows)):
+        part = table.take(np.array(rows[split], np.int64))
+        part.names = keys[split].build()
+        tables[split], columns[split] = _order(part, paths, ignored)
+    ids, labels = resolve(columns, lambda split, i: f"{src}: {names.text(tables[split].names[i])}")
+    sources = {
+        split: ArchiveSource([str(path) for path in paths], part, labels[split])
+        for split, part in tables.items()
+        if not splits or split in splits
+    }
+    return SourceSet("tar", ids, sources, ignored=ignored, notes=notes, origin=str(src))
+
+
+def _order(table: Table, paths: Sequence[Path], ignored: Counter[str]) -> tuple[Table, LabelColumn]:
+    """One split in the order of a sorted walk, and its labels: the first folder, where there are folders."""
+    inner = np.fromiter((b"/" in key for key in table.names), bool, len(table.names))
+    if inner.any():
+        ignored[OUTSIDE_CLASSES] += int((~inner).sum())
+        table = table.take(np.flatnonzero(inner))
+    table = table.take(path_order(table.names))
+    refuse_duplicates(table, paths)
+    column = LabelColumn()
+    for key in table.names:
+        column.add(names.text(key.partition(b"/")[0]) if inner.any() else None)
+    return table, column
+
+
+def refuse_duplicates(table: Table, paths: Sequence[Path]) -> None:
+    """Raise UsageError where two samples have one key: which of them is meant can't be known."""
+    if twice := first_duplicate(table.names):
+        first, second = (paths[table.archive[i]] for i in twice)
+        where = f"twice in {first}" if first == second else f"in {first} and in {second}"
+        raise UsageError(
+            f"{names.text(table.names[twice[0]])} is {where}; delete one of them (`tar --delete`) or unpack the archive"
+        )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the paths in one archive are read.
+
+    Attributes:
+        depth: leading folders that are left out.
+        split: the split that these folders name, if any.
+        holds_splits: the next folder names the split.
+        wrapper: the folders left out, where they say nothing.
+    """
+
+    depth: int
+    split: str | None = None
+    holds_splits: bool = False
+    wrapper: str = ""
+
+
+def layout(paths: Strings, where: str) -> Layout:
+    """Find the folders of splits and classes in an archive's image paths.
+
+    Raises:
+        UsageError: some of the first folders name splits and others don't.
+    """
+    common, nearest = _common_folders(paths)
+    for depth, folder in enumerate(common):
+        if split := names.split_of_folder(folder):
+            return Layout(depth + 1, split)
+    if common and nearest == len(common):  # images lie directly in the last common folder: it is a class
+        common = common[:-1]
+    plain = Layout(len(common), wrapper=names.text(b"/".join(common)))
+    tops: dict[bytes, bool] = {}  # folder -> all its images lie in it directly
+    for path in paths:
+        folders = path.split(b"/")[len(common) : -1]
+        if folders:
+            tops[folders[0]] = tops.get(folders[0], True) and len(folders) == 1
+    found = sorted(top for top in tops if names.split_of_folder(top))
+    others = sorted(set(tops) - set(found))
+    if found and not others:
+        return Layout(len(common), holds_splits=True)
+    if not all(tops[top] for top in found):
+        raise UsageError(
+            f"{where}: holds both split folders ({names.text(found[0])}/) and others ({names.text(others[0])}/); "
+            "put them into archives of their own"
+        )
+    return plain
+
+
+def _common_folders(paths: Strings) -> tuple[list[bytes], int]:
+    """The leading folders that all paths share, and the least number of folders before a file name."""
+    common: list[bytes] = []
+    nearest = -1
+    for path in paths:
+        folders = path.split(b"/")[:-1]
+        if nearest < 0:
+            common, nearest = folders, len(folders)
+        while folders[: len(common)] != common:
+            common = common[:-1]
+        nearest = min(nearest, len(folders))
+    return common, nearest

@@ -1,0 +1,165 @@
+"""torchvision's datasets by name: `torchvision:MNIST`, `torchvision:CIFAR10:/path/to/root`.
+
+torchvision and torch are imported here only, when such a source is opened. Datasets that hold all images as one array
+(MNIST, CIFAR10, SVHN, ...) are handed to workers as that array, others as the dataset object.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pipeline.errors import UsageError
+from pipeline.sources import names
+from pipeline.sources.base import Source, SourceSet
+from pipeline.sources.folder import single_name
+from pipeline.sources.labels import LabelColumn, resolve
+from pipeline.sources.sequence import LazySource, PackedSource, image_array
+from pipeline.sources.strings import Strings, StringsBuilder
+
+PREFIX = "torchvision:"
+DEFAULT_ROOT = "data"
+_SPLIT_VALUES = ("train", "val", "valid", "test")
+_ARRAY = 2  # PackedSource's kind
+
+
+def open_torchvision(src: str, splits: Sequence[str] | None = None, *, download: bool = False) -> SourceSet:
+    """The torchvision source. Integer labels are torchvision's own; the class names too.
+
+    Args:
+        src: `torchvision:NAME` or `torchvision:NAME:ROOT`; the default root is `data`.
+        splits: the wanted splits; only these are opened.
+        download: let torchvision fetch what is missing from ROOT.
+
+    Raises:
+        UsageError: torchvision isn't installed, no such dataset, or its files aren't in ROOT.
+    """
+    name, _, root = src.removeprefix(PREFIX).partition(":")
+    cls = _find(name, src)
+    root = root or DEFAULT_ROOT
+    parameters = inspect.signature(cls).parameters
+    if download and "download" not in parameters:
+        raise UsageError(f"--download: torchvision can't download {name}; put its files into {root}")
+    fixed: dict[str, Any] = {}
+    if "root" in parameters:
+        fixed["root"] = root
+    if "download" in parameters:
+        fixed["download"] = download
+    datasets = {}
+    for split, arguments in _splits(parameters, splits).items():
+        if splits and split not in splits:
+            continue
+        dataset = _make(cls, fixed | arguments, src, root, optional="split" in arguments)
+        if dataset is not None:
+            datasets[split] = dataset
+    columns = {split: _labels(dataset, src) for split, dataset in datasets.items()}
+    classes = next((list(dataset.classes) for dataset in datasets.values() if getattr(dataset, "classes", None)), None)
+    ids, labels = resolve(
+        columns, lambda split, i: f"{src}: {split} {i}", num_classes=len(classes) if classes else None
+    )
+    sources = {split: _source(dataset, labels[split]) for split, dataset in datasets.items()}
+    shown = None
+    if classes and len(classes) == len(ids):
+        shown = [name if isinstance(name, str) else ", ".join(map(str, name)) for name in classes]
+    return SourceSet("torchvision", ids, sources, shown, origin=src)
+
+
+def _find(name: str, src: str) -> Callable[..., Any]:
+    try:
+        from torchvision import datasets
+    except ImportError:
+        raise UsageError(
+            f'{src}: torchvision isn\'t installed; run `pip install "efficient-imagenet[train]"`'
+        ) from None
+    known = {known.lower(): known for known in datasets.__all__}
+    if name.lower() not in known:
+        close = difflib.get_close_matches(name.lower(), known, n=3)
+        hint = f"did you mean {' or '.join(known[match] for match in close)}?" if close else "such as MNIST or CIFAR10"
+        raise UsageError(f"{src}: torchvision has no dataset {name!r}; {hint}")
+    return getattr(datasets, known[name.lower()])
+
+
+def _splits(parameters: Any, splits: Sequence[str] | None) -> dict[str, dict[str, Any]]:
+    """Split name -> the arguments that choose it."""
+    if "train" in parameters:
+        return {"train": {"train": True}, "test": {"train": False}}
+    if "split" in parameters:
+        values = [*_SPLIT_VALUES, *(split for split in splits or () if split not in _SPLIT_VALUES)]
+        found: dict[str, dict[str, Any]] = {}
+        for value in values:
+            found.setdefault(names.split_of_folder(value.encode()) or value, {"split": value})
+        return found
+    return {single_name(splits): {}}
+
+
+def _make(cls: Callable[..., Any], arguments: dict[str, Any], src: str, root: str, optional: bool) -> Any:
+    """The dataset, or None where torchvision doesn't know the split."""
+    try:
+        return cls(**arguments)
+    except ValueError as error:
+        if optional:
+            return None
+        raise UsageError(f"{src}: {_line(error)}") from None
+    except TypeError as error:
+        raise UsageError(f"{src}: needs more than a name ({_line(error)}); convert it from Python") from None
+    except (RuntimeError, OSError, ImportError) as error:
+        raise UsageError(
+            f"{src}: {_line(error)} Its files are looked for in {root!r}; give torchvision:NAME:ROOT"
+        ) from None
+
+
+def _line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text.replace("download=True", "--download").rstrip(".") + "."
+
+
+def _labels(dataset: Any, src: str) -> LabelColumn:
+    """The labels as the dataset states them, from its list of them where the items agree with it."""
+    column = LabelColumn()
+    for name in ("targets", "labels", "_labels"):
+        stated = getattr(dataset, name, None)
+        if stated is not None and len(stated) == len(dataset) and len(dataset):
+            stated = [int(label) for label in stated]
+            if all(int(dataset[i][1]) == stated[i] for i in {0, len(dataset) - 1}):
+                for label in stated:
+                    column.add(label)
+                return column
+    for i in range(len(dataset)):
+        label = dataset[i][1]
+        if not isinstance(label, int) and not hasattr(label, "__index__"):
+            raise UsageError(f"{src}: its targets are no class numbers ({type(label).__name__}); it can't be converted")
+        column.add(int(label))
+    return column
+
+
+def _source(dataset: Any, labels: np.ndarray) -> Source:
+    numbers = StringsBuilder()
+    for i in range(len(dataset)):
+        numbers.append(b"%d" % i)
+    images = _one_array(dataset)
+    if images is None:
+        return LazySource(dataset, numbers.build(), labels)
+    count, size = len(images), images[0].size
+    shape = np.zeros((count, 4), np.int32)
+    shape[:, : images.ndim - 1] = images.shape[1:]
+    payload = Strings(images.reshape(-1), np.arange(count + 1, dtype=np.int64) * size)
+    return PackedSource(payload, np.full(count, _ARRAY, np.uint8), shape, numbers.build(), labels)
+
+
+def _one_array(dataset: Any) -> np.ndarray | None:
+    """uint8 (N, H, W) or (N, H, W, 3): all images, where the dataset holds them so and its items agree with it."""
+    data = getattr(dataset, "data", None)
+    if data is None or len(data) != len(dataset) or not len(dataset):
+        return None
+    images = np.asarray(data)
+    if images.ndim == 4 and images.shape[1] == 3 and images.shape[3] != 3:  # (N, 3, H, W), as SVHN and STL10
+        images = images.transpose(0, 2, 3, 1)
+    if images.dtype != np.uint8 or images.ndim not in (3, 4):
+        return None
+    if any(not np.array_equal(image_array(dataset[i][0]), images[i]) for i in {0, len(dataset) - 1}):
+        return None
+    return np.ascontiguousarray(images)
