@@ -1,0 +1,65 @@
+"""Large stores of random images for benchmarks: incompressible, or sparse files that occupy no disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from zarr.storage import LocalStore
+
+from pipeline.geometry import Geometry
+from pipeline.sources.base import pack_keys
+from pipeline.writer import SplitArrays, root_attributes, split_attributes, write_group, write_split
+
+
+def random_store(
+    path: Path,
+    num_images: int,
+    size: int = 256,
+    chunk_bytes: int = 100_000_000,
+    num_classes: int = 1000,
+    *,
+    sparse: bool = False,
+) -> Path:
+    """Write a format-1 store with one split, `train`.
+
+    Args:
+        path: the store's folder.
+        num_images: N.
+        size: side of the images in pixels.
+        chunk_bytes: upper bound of a chunk's size.
+        num_classes: labels are slot modulo this.
+        sparse: image files are holes of the right length instead of random bytes; digests are zero then.
+    """
+    shape = (size, size, 3)
+    image_bytes = size * size * 3
+    chunk_images = max(1, min(chunk_bytes // image_bytes, num_images))
+    num_chunks = -(-num_images // chunk_images)
+    ids = [f"class{i:04d}" for i in range(num_classes)]
+    write_group(LocalStore(path), "", root_attributes(Geometry(size=size).to_json(), ids, ids))
+    folder = path / "train"
+    (folder / "images").mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for chunk in range(num_chunks):
+        with open(folder / "images" / f"c.{chunk}.0.0.0", "wb") as file:
+            if sparse:
+                file.truncate(chunk_images * image_bytes)
+            else:
+                file.write(rng.bytes(chunk_images * image_bytes))
+    keys = pack_keys([b"%07d" % i for i in range(num_images)])
+    arrays = SplitArrays(
+        np.arange(num_images, dtype=np.int32) % num_classes,
+        keys[0],
+        keys[1],
+        np.full((num_images, 2), size, np.int32),
+        np.zeros((num_chunks, 32), np.uint8),
+    )
+    attributes = {
+        "recipe": {},
+        "bad_samples": [],
+        "order": {"shuffled": False, "seed": 0},
+        "mean": [0.5] * 3,
+        "std": [0.25] * 3,
+    }
+    write_split(LocalStore(folder), "", shape, chunk_images, arrays, split_attributes(arrays, attributes))
+    return path
