@@ -1,0 +1,110 @@
+"""From any pixel mode of PIL to 8-bit RGB. `docs/decoding.md` lists what becomes what."""
+
+from __future__ import annotations
+
+import numpy as np
+from PIL import Image
+
+BITS_PER_SAMPLE = 258  # TIFF tags
+PHOTOMETRIC = 262
+MIN_IS_WHITE = 0
+STRIP_PIXELS = 1 << 20
+
+
+def to_rgb(image: Image.Image, background: tuple[int, int, int]) -> Image.Image:
+    """A loaded image in mode RGB.
+
+    Args:
+        image: in any mode that PIL reads.
+        background: what shows through where the image is transparent.
+
+    Raises:
+        ValueError: PIL can't convert this mode.
+    """
+    transparency = image.info.get("transparency")
+    if image.mode in ("F", "I") or image.mode.startswith("I;16"):
+        levels = np.asarray(image)
+        rgb = Image.fromarray(scale_to_8_bit(levels, _declared_maximum(image))).convert("RGB")
+        if _min_is_white(image):
+            rgb = Image.fromarray(255 - np.asarray(rgb))
+        if isinstance(transparency, int):
+            rgb.paste(background, mask=Image.fromarray(levels == transparency))
+        return rgb
+    if image.mode == "RGB" and isinstance(transparency, tuple) and max(transparency) > 255:
+        image.info["transparency"] = tuple(level >> 8 for level in transparency)  # of a 48-bit PNG, read as 24-bit
+    if image.has_transparency_data:
+        canvas = Image.new("RGBA", image.size, (*background, 255))
+        canvas.alpha_composite(image.convert("RGBA"))
+        image = canvas
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _declared_maximum(image: Image.Image) -> int | None:
+    """The level that the file's format calls white, None where it says nothing."""
+    if image.mode == "F":
+        return None
+    if image.format == "TIFF":
+        bits = int(image.tag_v2.get(BITS_PER_SAMPLE, (16,))[0])  # type: ignore[attr-defined]
+        return 2**bits - 1 if image.mode.startswith("I;16") else None
+    return 65535
+
+
+def _min_is_white(image: Image.Image) -> bool:
+    return (
+        image.format == "TIFF" and image.mode.startswith("I;16") and image.tag_v2.get(PHOTOMETRIC) == MIN_IS_WHITE  # type: ignore[attr-defined]
+    )
+
+
+def scale_to_8_bit(levels: np.ndarray, maximum: int | None = 65535) -> np.ndarray:
+    """Levels of more than 8 bits, or fractional ones, as uint8 of the same shape: scaled and rounded, never clipped.
+
+    Args:
+        levels: uint16, int32 or float32, any shape.
+        maximum: the level that becomes 255. None takes 1 (fractional levels only), 255 or 65535, the smallest that
+            holds all levels; when none does, or some are negative, the image's own minimum to maximum become 0 to 255.
+            Levels that aren't finite count as 0.
+    """
+    low = 0.0
+    high = float(maximum or 0)
+    if maximum is None or levels.dtype.kind != "u":
+        levels = np.nan_to_num(levels, nan=0.0, posinf=0.0, neginf=0.0) if levels.dtype.kind == "f" else levels
+        smallest, largest = float(levels.min()), float(levels.max())
+        ranges = [high] if maximum else [*([1.0] if levels.dtype.kind == "f" else []), 255.0, 65535.0]
+        fitting = [top for top in ranges if largest <= top and smallest >= 0]
+        low, high = (0.0, fitting[0]) if fitting else (smallest, largest)
+    out = np.empty(levels.shape, np.uint8)
+    flat_in, flat_out = levels.reshape(-1), out.reshape(-1)
+    scale = 255.0 / (high - low) if high > low else 0.0
+    for start in range(0, flat_in.size, STRIP_PIXELS):  # in strips, so that float64 stays small
+        part = slice(start, start + STRIP_PIXELS)
+        flat_out[part] = np.floor((flat_in[part].astype(np.float64) - low) * scale + 0.5)
+    return out
+
+
+def array_to_image(array: np.ndarray) -> Image.Image:
+    """A PIL image out of uint8 or uint16 (H, W), (H, W, 1), (H, W, 3) or (H, W, 4); 16 bits are scaled to 8.
+
+    Raises:
+        ValueError: another dtype or shape, or no pixels.
+    """
+    if array.dtype not in (np.uint8, np.uint16) or not (
+        array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3, 4))
+    ):
+        raise ValueError(f"array of {array.dtype} {array.shape}")
+    if array.size == 0:
+        raise ValueError(f"array of {array.shape}: no pixels")
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[:, :, 0]
+    if array.dtype != np.uint8:
+        array = scale_to_8_bit(np.ascontiguousarray(array))
+    return Image.fromarray(np.ascontiguousarray(array))
+
+
+def to_rgbx(image: Image.Image, out: np.ndarray) -> np.ndarray:
+    """Copy an RGB image's pixels to `out`, uint8 (height, width, 4); returns it. In strips: no second copy is made."""
+    width, height = image.size
+    rows = max(1, STRIP_PIXELS // width)
+    for top in range(0, height, rows):
+        strip = image.crop((0, top, width, min(top + rows, height))) if rows < height else image
+        out[top : top + rows] = np.frombuffer(strip.tobytes("raw", "RGBX"), np.uint8).reshape(strip.height, width, 4)
+    return out
