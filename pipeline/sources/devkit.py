@@ -120,7 +120,7 @@ def _read_archive(path: Path) -> dict[str, bytes]:
                 if content is not None:
                     files[name] = content.read()
     except (OSError, tarfile.TarError, EOFError, zlib.error) as error:
-        raise UsageError(f"{path}: can't be read ({error}); {_WANTED}") from None
+        raise UsageError(f"{path}: can't be read ({names.one_line(error)}); {_WANTED}") from None
     return files
 
 
@@ -132,7 +132,7 @@ def _read_meta(content: bytes, path: Path) -> tuple[dict[int, str], dict[str, st
         synsets = np.atleast_1d(loadmat(io.BytesIO(content), squeeze_me=True, variable_names=["synsets"])["synsets"])
         fields = synsets.dtype.names or ()
     except Exception as error:  # scipy has no error of its own for damaged files
-        raise UsageError(f"{path}: {META} can't be read ({type(error).__name__}: {error}); {_WANTED}") from None
+        raise UsageError(f"{path}: {META} can't be read ({names.one_line(error)}); {_WANTED}") from None
     missing = [name for name in _FIELDS if name not in fields]
     if missing:
         raise UsageError(f"{path}: the synsets in {META} have no {missing[0]}, so it is of another year; {_WANTED}")

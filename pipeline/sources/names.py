@@ -76,6 +76,11 @@ def text(name: bytes) -> str:
     return name.decode("utf-8", "backslashreplace")
 
 
+def one_line(error: Exception) -> str:
+    """What a library says about an error, on one line."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def natural_splits(names: set[str]) -> list[str]:
     """Split names in the order of a store: train, val, the rest sorted."""
     return sorted(names, key=lambda name: ({"train": 0, "val": 1}.get(name, 2), name))

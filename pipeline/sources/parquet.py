@@ -287,5 +287,4 @@ def _opened(path: str) -> Iterator[Any]:
         with pq.ParquetFile(path) as file:
             yield file
     except (OSError, pa.ArrowException) as error:
-        line = " ".join(str(error).split())
-        raise UsageError(f"{path}: can't be read as parquet ({line}); get the file again") from None
+        raise UsageError(f"{path}: can't be read as parquet ({names.one_line(error)}); get the file again") from None

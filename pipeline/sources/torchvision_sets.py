@@ -113,8 +113,7 @@ def _make(cls: Callable[..., Any], arguments: dict[str, Any], src: str, root: st
 
 
 def _line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return text.replace("download=True", "--download").rstrip(".") + "."
+    return names.one_line(error).replace("download=True", "--download").rstrip(".") + "."
 
 
 def _labels(dataset: Any, src: str) -> LabelColumn:

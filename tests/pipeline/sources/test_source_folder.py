@@ -3,29 +3,16 @@
 import os
 import random
 import socket
-from pathlib import Path
 
 import joblib
 import numpy as np
 import pytest
+from layouts import samples
+from layouts import write_files as write
 
 from pipeline.errors import BadSample, UsageError
 from pipeline.sources import UNLABELLED, open_source
 from pipeline.sources import files as files_module
-
-
-def write(root: Path, *paths: str) -> Path:
-    """Files whose content is their own path."""
-    for path in paths:
-        file = root / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(path.encode())
-    return root
-
-
-def samples(source):
-    """[(key, label, content)]"""
-    return [(source.key(i), int(source.labels[i]), source.read(i)) for i in range(len(source))]
 
 
 def test_split_folders_with_classes(tmp_path):
