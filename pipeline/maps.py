@@ -113,32 +113,45 @@ class ChunkMaps:
             self._views[chunk] = view
         return view
 
-    def page_ranges(self, positions: np.ndarray, extent: int, gap: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """The memory that holds `extent` bytes from each position, as whole pages.
+    def locate(self, positions: np.ndarray, extent: int) -> np.ndarray:
+        """int64 (n,): the addresses of `positions`, int64 (n,) bytes counted through all chunks end to end.
 
-        Args:
-            positions: int64 (n,), bytes counted through all chunks end to end; no extent crosses a chunk's end.
-            extent: bytes, the same for all.
-            gap: ranges at most this many bytes apart become one.
-
-        Returns:
-            int64 (m,) addresses and int64 (m,) lengths, ascending, disjoint, page-aligned at the start.
+        Raises:
+            IndexError: `extent` bytes from there aren't all in one chunk.
         """
-        positions = np.sort(positions)
         chunk, start = np.divmod(positions, self.chunk_bytes)
-        first = (self.addresses[chunk] + start) & -PAGE_BYTES
-        end = self.addresses[chunk] + start + extent
-        new = np.ones(len(positions), bool)  # begins a range
-        new[1:] = (first[1:] > end[:-1] + gap) | (chunk[1:] != chunk[:-1])
-        starts = first[new]
-        return starts, end[np.roll(new, -1)] - starts
+        if len(positions) and not (
+            chunk.min() >= 0 and chunk.max() < len(self) and start.max() + extent <= self.chunk_bytes
+        ):
+            raise IndexError(f"{extent} bytes from {positions.min()}..{positions.max()} lie outside the chunks")
+        return self.addresses[chunk] + start
 
-    def will_need(self, positions: np.ndarray, extent: int, gap: int = 0) -> None:
-        """Ask the kernel to read these bytes into the page cache, without waiting; does nothing where it can't.
 
-        Args: as for `page_ranges`.
-        """
-        if LIBC is None:
-            return
-        for start, length in zip(*(a.tolist() for a in self.page_ranges(positions, extent, gap)), strict=True):
-            LIBC.madvise(start, length, MADV_WILLNEED)
+def page_ranges(addresses: np.ndarray, extent: int, gap: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """The memory that holds `extent` bytes from each address, from the beginnings of pages on.
+
+    Args:
+        addresses: int64 (n,).
+        extent: bytes, the same for all.
+        gap: ranges at most this many bytes apart become one.
+
+    Returns:
+        int64 (m,) addresses and int64 (m,) lengths, ascending and disjoint.
+    """
+    addresses = np.sort(addresses)
+    first, end = addresses & -PAGE_BYTES, addresses + extent
+    new = np.ones(len(addresses), bool)  # begins a range
+    new[1:] = first[1:] > end[:-1] + gap
+    starts = first[new]
+    return starts, end[np.roll(new, -1)] - starts
+
+
+def will_need(addresses: np.ndarray, extent: int, gap: int = 0) -> None:
+    """Ask the kernel to read these bytes into the page cache, without waiting; does nothing where it can't.
+
+    Args: as for `page_ranges`.
+    """
+    if LIBC is None:
+        return
+    for start, length in zip(*(a.tolist() for a in page_ranges(addresses, extent, gap)), strict=True):
+        LIBC.madvise(start, length, MADV_WILLNEED)

@@ -25,7 +25,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.maps import MADV_WILLNEED, MADVISE_ADDRESS, ChunkMaps
+from pipeline import maps
+from pipeline.maps import MADVISE_ADDRESS, ChunkMaps
 
 ALIGN = 64
 """Alignment in bytes of a batch's memory, for the vector stores; a cache line."""
@@ -190,50 +191,44 @@ def aligned_empty(count: int) -> np.ndarray:
     return memory[start : start + count]
 
 
-def copy_crops(maps: ChunkMaps, positions: np.ndarray, out: np.ndarray, row_stride: int) -> None:
-    """Copy one crop per image into a batch.
+def copy_crops(addresses: np.ndarray, out: np.ndarray, row_stride: int) -> None:
+    """Copy one crop per image into a batch, by `compiled()`, which must not be None.
 
     Args:
-        maps: the split's maps.
-        positions: int64 (n,), the byte where each crop begins, counted through all chunks end to end.
+        addresses: int64 (n,), C-contiguous, where each crop begins (see `ChunkMaps.locate`, which checks them).
         out: uint8 (n, rows, columns, channels), C-contiguous and writable.
         row_stride: bytes from one row of a stored image to the next.
     """
     code = compiled()
-    if code is None:
-        return copy_crops_numpy(maps, positions, out, row_stride)
+    assert code is not None
     count, rows, columns, channels = out.shape
-    row_bytes = columns * channels
     assert out.flags.c_contiguous
     assert out.flags.writeable
-    assert out.dtype == np.uint8
-    assert len(positions) == count
+    assert addresses.flags.c_contiguous
+    assert len(addresses) == count
     if count == 0:
-        return None
-    chunk, start = np.divmod(positions, maps.chunk_bytes)
-    extent = (rows - 1) * row_stride + row_bytes
-    assert chunk.min() >= 0
-    assert chunk.max() < len(maps)
-    assert start.max() + extent <= maps.chunk_bytes
-    sources = np.ascontiguousarray(maps.addresses[chunk] + start)
-    destination = out.ctypes.data
+        return
+    destination, row_bytes = out.ctypes.data, columns * channels
     align = next((width for width in _VECTORS if (destination | row_bytes) % width == 0), 1)
     stagger = min(-(-_STAGGER_BYTES // row_bytes), (rows - 1) // (_LANES - 1))
-    code.gather[align](sources.ctypes.data, count, destination, rows, row_bytes, row_stride, stagger)
-    return None
+    code.gather[align](addresses.ctypes.data, count, destination, rows, row_bytes, row_stride, stagger)
 
 
-def copy_crops_numpy(maps: ChunkMaps, positions: np.ndarray, out: np.ndarray, row_stride: int) -> None:
-    """The same as `copy_crops`, in numpy: the reference for tests, and the Dataset's way, which needs no compiler."""
+def copy_crops_numpy(chunks: ChunkMaps, positions: np.ndarray, out: np.ndarray, row_stride: int) -> None:
+    """The same as `copy_crops`, in numpy: the reference for tests, and the Dataset's way, which needs no compiler.
+
+    Args:
+        positions: int64 (n,), the byte where each crop begins, counted through all chunks end to end.
+    """
     count, rows, columns, channels = out.shape
     row_bytes = columns * channels
     assert out.flags.c_contiguous
     out_rows = out.reshape(count, rows, row_bytes)
     half = row_bytes // 2  # two halves of each row: numpy would join whole rows into one memcpy, see above
     for i, position in enumerate(positions.tolist()):
-        chunk, start = divmod(position, maps.chunk_bytes)
+        chunk, start = divmod(position, chunks.chunk_bytes)
         row, column = divmod(start, row_stride)
-        image = maps.chunk(chunk).reshape(-1, row_stride)[row : row + rows, column : column + row_bytes]
+        image = chunks.chunk(chunk).reshape(-1, row_stride)[row : row + rows, column : column + row_bytes]
         if row_bytes == row_stride:
             np.copyto(out_rows[i, :, :half], image[:, :half])
             np.copyto(out_rows[i, :, half:], image[:, half:])
@@ -241,12 +236,12 @@ def copy_crops_numpy(maps: ChunkMaps, positions: np.ndarray, out: np.ndarray, ro
             np.copyto(out_rows[i], image)
 
 
-def will_need(maps: ChunkMaps, positions: np.ndarray, extent: int, gap: int = 0) -> None:
-    """`maps.will_need` without the GIL: hundreds of system calls that must not wait for it one by one."""
+def will_need(addresses: np.ndarray, extent: int, gap: int = 0) -> None:
+    """`pipeline.maps.will_need` without the GIL: hundreds of system calls that must not wait for it one by one."""
     code = compiled()
     if code is None or MADVISE_ADDRESS is None:
-        return maps.will_need(positions, extent, gap)
-    starts, lengths = maps.page_ranges(positions, extent, gap)
+        return maps.will_need(addresses, extent, gap)
+    starts, lengths = maps.page_ranges(addresses, extent, gap)
     if len(starts):
-        code.advise(MADVISE_ADDRESS, starts.ctypes.data, lengths.ctypes.data, len(starts), MADV_WILLNEED)
+        code.advise(MADVISE_ADDRESS, starts.ctypes.data, lengths.ctypes.data, len(starts), maps.MADV_WILLNEED)
     return None

@@ -16,7 +16,7 @@ import torch
 from pipeline.errors import UsageError
 from pipeline.store import UNLABELLED
 from trainer.dataset import RankPartitionedDataset
-from trainer.kernel import aligned_empty, copy_crops
+from trainer.kernel import aligned_empty, compiled, copy_crops, copy_crops_numpy
 from trainer.order import ORDER_VERSION
 from trainer.readahead import ReadAhead
 
@@ -254,7 +254,11 @@ class _Run:
         order = data.epoch_slots(epoch)
         self.slots = order[consumed + data.rank : loader._served : data.world_size].copy()
         self.num_batches = -(-len(self.slots) // self._batch_size)
-        self._ahead = ReadAhead(data, epoch, self.slots, order, consumed, self._batch_size, loader.local_world_size)
+        self._positions = data.crop_positions(self.slots, epoch)
+        self._addresses = data.split.maps.locate(self._positions, data.crop_extent)
+        self._ahead = ReadAhead(
+            data, epoch, order, consumed, self._addresses, self._batch_size, loader.local_world_size
+        )
         self._stream = torch.cuda.Stream(loader.device) if loader.device.type == "cuda" else None
         self._condition = threading.Condition()
         self._results: dict[int, _Batch | BaseException] = {}
@@ -289,12 +293,14 @@ class _Run:
 
     def _fill(self, batch: int) -> _Batch:
         data = self._data
-        slots = self.slots[batch * self._batch_size : (batch + 1) * self._batch_size]
+        part = slice(batch * self._batch_size, (batch + 1) * self._batch_size)
+        slots = self.slots[part]
         memory = self._ring.take()
         token = self._ahead.before(batch)
-        copy_crops(
-            data.split.maps, data.crop_positions(slots, self._epoch), memory.array[: len(slots)], data.row_stride
-        )
+        if compiled() is not None:
+            copy_crops(self._addresses[part], memory.array[: len(slots)], data.row_stride)
+        else:
+            copy_crops_numpy(data.split.maps, self._positions[part], memory.array[: len(slots)], data.row_stride)
         self._ahead.after(token)
         labels = torch.from_numpy(data.split.labels[slots].astype(np.int64))
         if self._stream is None:
