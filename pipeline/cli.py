@@ -6,6 +6,7 @@ import argparse
 import importlib
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -17,18 +18,33 @@ from pipeline import __version__
 from pipeline.backends import BACKENDS
 from pipeline.errors import Error, UsageError
 from pipeline.geometry import CHANNELS, FILTERS, FITS
+from pipeline.sources import SOURCE_KINDS as ALL_KINDS
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells do
 TERMINATED = 143  # 128 + SIGTERM
 CODECS = ("none", "zstd", "blosc", "max")
-SOURCE_KINDS = ("folder", "imagenet", "kaggle", "tar", "webdataset", "parquet", "manifest", "torchvision")
+SOURCE_KINDS = tuple(kind for kind in ALL_KINDS if kind != "sequence")  # that one only from Python
 
 
 class Parser(ArgumentParser):
     """Wrong use is one line on standard error, and exit code 2."""
 
+    def format_help(self, *args: Any, **kwargs: Any) -> str:
+        text = super().format_help(*args, **kwargs).replace(" [options]", "")
+        return re.sub(r"\s+\(default:\s+(null|False)\)", "", text)
+
     def error(self, message: str, ex: Exception | None = None) -> Any:
-        raise UsageError(f"{' '.join(str(message).split())}; see `{self.prog} --help`")
+        text = _WRONG_TYPE.sub(_wrong_type, " ".join(str(message).split()))
+        raise UsageError(f"{text}; see `{self.prog.replace(' [options]', '')} --help`")
+
+
+_WRONG_TYPE = re.compile(r"Parser key \"(\w+)\": Expected a <class '(\w+)'>\. Got value: (.*)")
+_TYPE_NAMES = {"int": "a whole number", "float": "a number"}
+
+
+def _wrong_type(match: re.Match[str]) -> str:
+    name, kind, value = match.groups()
+    return f"--{name.replace('_', '-')} {value}: must be {_TYPE_NAMES.get(kind, kind)}"
 
 
 def _command(parsers: Any, name: str, help_text: str, example: str) -> Parser:
@@ -55,7 +71,7 @@ def make_parser() -> Parser:
     add = convert.add_argument
     add("src", metavar="SRC", help="folder, archives, manifest, parquet, or torchvision:NAME")
     add("dst", metavar="DST", help="the store to write; holds {size} when there are several sizes")
-    add("--size", action="append", metavar="S", help="side in pixels, repeatable (default: 256)")
+    add("--size", action="append", metavar="S", help="side in pixels, 256 if not given; repeatable")
     add("--fit", choices=FITS, default="crop", help="how an image becomes a square")
     add("--filter", choices=FILTERS, default="bicubic", help="resampling filter, always antialiased")
     add("--channels", choices=tuple(CHANNELS), default="rgb")

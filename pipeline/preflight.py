@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -75,16 +76,23 @@ def check_space(
             files += 2 * chunks + SMALL_FILES
         needed[device] = (folder, size, files)
     for folder, size, files in needed.values():
-        status = os.statvfs(folder) if hasattr(os, "statvfs") else None
-        if status is None:
-            continue
-        free = status.f_bavail * status.f_frsize
-        if free < size:
-            raise Error(f"{folder}: {size:,} bytes are needed and {free:,} are free; make room or choose another DST")
-        if 0 < status.f_favail < files:
+        free_bytes, free_files = free_space(folder)
+        if free_bytes < size:
             raise Error(
-                f"{folder}: {files:,} new files are needed and {status.f_favail:,} are free; use a larger --chunk-mb"
+                f"{folder}: {size:,} bytes are needed and {free_bytes:,} are free; make room or choose another DST"
             )
+        if 0 < free_files < files:
+            raise Error(
+                f"{folder}: {files:,} new files are needed and {free_files:,} are free; use a larger --chunk-mb"
+            )
+
+
+def free_space(folder: Path) -> tuple[int, int]:
+    """Free bytes and free file entries (0 where the file system doesn't count them) for this user."""
+    if not hasattr(os, "statvfs"):  # Windows
+        return shutil.disk_usage(folder).free, 0
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize, status.f_favail
 
 
 def estimate(

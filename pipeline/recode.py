@@ -20,7 +20,7 @@ from pipeline.errors import Error, StoreError, StoreNotFoundError, UsageError
 from pipeline.progress import Progress, say
 from pipeline.store import FORMAT_NAME, FORMAT_VERSION, SMALL_ARRAYS
 from pipeline.workspace import Workspace
-from pipeline.writer import SplitArrays, publish, write_split
+from pipeline.writer import SplitArrays, known_codecs, publish, write_split
 
 CODECS = ("none", "zstd", "blosc", "max")
 ZSTD_LEVEL = 5
@@ -109,8 +109,12 @@ def copy_store(
         StoreError: SRC is damaged.
         Error: reading or writing failed.
     """
+    with known_codecs():
+        _copy_store(os.fspath(src), os.fspath(dst), codec, n_jobs, quiet)
+
+
+def _copy_store(source: str, target: str, codec: str, n_jobs: int, quiet: bool) -> None:
     encoding = codec_arguments(codec)
-    source, target = os.fspath(src), os.fspath(dst)
     group = _open_group(source)
     if "://" in target:
         store = _open(target, read_only=False)

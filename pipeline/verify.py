@@ -21,7 +21,7 @@ from pipeline.progress import Progress
 from pipeline.sources import open_source
 from pipeline.sources.base import Source
 from pipeline.store import BAD_LABEL, SMALL_ARRAYS, UNLABELLED, Split, Store
-from pipeline.writer import SplitArrays, array_digests, channel_statistics, sample_fingerprint
+from pipeline.writer import SplitArrays, array_digests, channel_statistics, known_codecs, sample_fingerprint
 
 
 def verify(
@@ -47,7 +47,13 @@ def verify(
         StoreNotFoundError: no store is there.
         UsageError: the source can't be opened.
     """
-    store = Store(path)
+    with known_codecs():
+        return _verify(Store(path), against, sample, source, quiet)
+
+
+def _verify(
+    store: Store, against: str | os.PathLike[str] | None, sample: int, source: str | None, quiet: bool
+) -> dict[str, Any]:
     problems: list[str] = []
     splits: dict[str, dict[str, Any]] = {}
     names = store.splits

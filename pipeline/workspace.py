@@ -101,32 +101,29 @@ class Workspace:
         Raises:
             Error: another run that must not run beside this one is alive.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
         tokens = self.path / "runs"
-        with contextlib.ExitStack() as stack:
-            lock = stack.enter_context(_locked(self.path / "lock", shared=part is not None))
-            if lock is None:
-                raise Error(
-                    f"{self.dst}: another conversion into it is running ({self.path / 'lock'} is held); wait or stop it"
-                )
-            prefix = "all."
-            if part is not None:
-                prefix = f"part-{part.index}-of-{part.count}."
-                if stack.enter_context(_locked(self.path / f"{prefix}lock")) is None:
-                    raise Error(f"{self.dst}: part {part.index}/{part.count} is running already; wait or stop it")
-            tokens.mkdir(exist_ok=True)
-            for stale in tokens.iterdir():  # of dead runs: holding the lock proves it
-                if part is None or stale.name.startswith((prefix, "all.")):
-                    stale.unlink(missing_ok=True)
-            token = tokens / (prefix + secrets.token_hex(8))
-            token.touch()
-            try:
+        try:
+            with contextlib.ExitStack() as stack:
+                if stack.enter_context(_locked(self.path / "lock", shared=part is not None)) is None:
+                    raise Error(
+                        f"{self.dst}: another conversion into it is running ({self.path / 'lock'} is held); "
+                        "wait for it or stop it"
+                    )
+                prefix = "all."
+                if part is not None:
+                    prefix = f"part-{part.index}-of-{part.count}."
+                    if stack.enter_context(_locked(self.path / f"{prefix}lock")) is None:
+                        raise Error(f"{self.dst}: part {part.index}/{part.count} is running already; wait or stop it")
+                tokens.mkdir(exist_ok=True)
+                for stale in tokens.iterdir():  # of dead runs: holding the lock proves it
+                    if part is None or stale.name.startswith((prefix, "all.")):
+                        stale.unlink(missing_ok=True)
+                token = tokens / (prefix + secrets.token_hex(8))
+                token.touch()
+                stack.callback(_unlink, token)
                 yield token.name
-            finally:
-                with contextlib.suppress(OSError):
-                    token.unlink(missing_ok=True)
-        if not any(child.is_dir() and child.name != "runs" for child in _children(self.path)):
-            self._remove()
+        finally:
+            self._remove_if_done()
 
     @contextlib.contextmanager
     def committing(self) -> Iterator[None]:
@@ -134,39 +131,50 @@ class Workspace:
         with _locked(self.path / "commit.lock", wait=True):
             yield
 
-    def _remove(self) -> None:
-        """Delete the work folder, unless a part still runs (then the last one deletes it)."""
-        if not self.path.exists():
+    def _remove_if_done(self) -> None:
+        """Delete the work folder when nothing in it is unfinished and nobody uses it."""
+        if not self.path.exists() or any(self.path.glob("*/plan.json")):
             return
-        with _locked(self.path / "lock") as lock:
-            if lock is not None:
+        with contextlib.suppress(OSError), _locked(self.path / "lock") as lock:
+            if lock is not None and not any(self.path.glob("*/plan.json")):
                 shutil.rmtree(self.path, ignore_errors=True)
 
     def part_count(self) -> int | None:
         """N of the parts that ran here, as far as their locks tell."""
-        counts = [
-            int(child.name.split("-")[3].split(".")[0])
-            for child in _children(self.path)
-            if child.name.startswith("part-")
-        ]
+        locks = self.path.glob("part-*-of-*.lock")
+        counts = [int(lock.name.removesuffix(".lock").split("-")[3].rstrip(".")) for lock in locks]
         return max(counts, default=None)
 
 
-def _children(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir()) if folder.exists() else []
+def _is_at(fd: int, path: Path) -> bool:
+    """The open file is still the one of that name."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _unlink(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def _locked(path: Path, *, shared: bool = False, wait: bool = False) -> Iterator[int | None]:
     """An flock on the file, which ends with the process however that ends; yields None when it is held elsewhere."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
-    try:
-        if fcntl is not None:
-            try:
-                fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError:
-                yield None
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+        try:
+            if fcntl is not None:
+                try:
+                    fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+                except BlockingIOError:
+                    yield None
+                    return
+            # Whoever held it may have deleted the file before releasing it: then another file has that name now.
+            if _is_at(fd, path):
+                yield fd
                 return
-        yield fd
-    finally:
-        os.close(fd)
+        finally:
+            os.close(fd)

@@ -5,9 +5,11 @@ zarr-python writes every `zarr.json`, so that what we call a plain Zarr v3 hiera
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -172,6 +174,14 @@ def write_split(
         filters=filters,
         **common,
     )
+
+
+@contextlib.contextmanager
+def known_codecs() -> Iterator[None]:
+    """Keep zarr from warning about `numcodecs.delta`, which `copy --codec max` uses knowingly."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Numcodecs codecs are not in the Zarr version 3 specification")
+        yield
 
 
 def sync_tree(folder: Path) -> None:

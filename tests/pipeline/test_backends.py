@@ -1,0 +1,86 @@
+"""The same bytes from a Dask cluster with worker processes of its own, and from Ray."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from folders import make_folder, same_tree
+
+from pipeline import convert
+from pipeline.errors import Error, UsageError
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(
+        tmp_path_factory.mktemp("source"), {"train": {"cat": 40, "dog": 30}, "val": {"cat": 3, "dog": 4}}
+    )
+
+
+@pytest.fixture(scope="module")
+def reference(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    store = tmp_path_factory.mktemp("reference") / "a.zarr"
+    convert(source, store, size=16, n_jobs=1, quiet=True)
+    return store
+
+
+@pytest.fixture(scope="module")
+def dask_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A scheduler and two workers, each a process that this one didn't fork."""
+    folder = tmp_path_factory.mktemp("dask")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    host = ["--host", "127.0.0.1"]
+    commands = [
+        ["scheduler", *host, "--port", address.rsplit(":", 1)[1], "--no-dashboard"],
+        *[
+            ["worker", address, *host, "--nthreads", "1", "--no-dashboard", "--local-directory", str(folder / name)]
+            for name in ("1", "2")
+        ],
+    ]
+    output = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    processes = [
+        subprocess.Popen([sys.executable, "-m", "distributed.cli.dask_" + command[0], *command[1:]], **output)  # type: ignore[call-overload]
+        for command in commands
+    ]
+    try:
+        yield address
+    finally:
+        for process in reversed(processes):
+            process.terminate()
+        for process in processes:
+            process.wait(timeout=30)
+
+
+@pytest.mark.filterwarnings("ignore")  # of distributed's own
+def test_dask_cluster(source: Path, reference: Path, tmp_path: Path, dask_address: str) -> None:
+    from distributed import Client
+
+    with Client(dask_address, timeout=60) as client:
+        client.wait_for_workers(2, timeout=60)
+        convert(source, tmp_path / "a.zarr", size=16, backend="dask", scheduler=dask_address, quiet=True)
+        assert same_tree(reference, tmp_path / "a.zarr")
+        client.run(lambda: setattr(sys.modules["pipeline.chunk"], "software_versions", lambda: {"pillow": "1.0"}))
+        with pytest.raises(Error, match=r"worker on .*: .* the run's is .*; install the same versions everywhere"):
+            convert(source, tmp_path / "b.zarr", size=16, backend="dask", scheduler=dask_address, quiet=True)
+    assert not (tmp_path / "b.zarr").exists()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_wrong_dask_address(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"--scheduler tcp://127.0.0.1:1: no Dask scheduler answers there"):
+        convert(source, tmp_path / "a.zarr", size=16, backend="dask", scheduler="tcp://127.0.0.1:1", quiet=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_ray(source: Path, reference: Path, tmp_path: Path) -> None:
+    convert(source, tmp_path / "a.zarr", size=16, n_jobs=2, backend="ray", quiet=True)
+    assert same_tree(reference, tmp_path / "a.zarr")
