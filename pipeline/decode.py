@@ -7,49 +7,26 @@ The pixels are those that PIL decodes. Whatever simplejpeg can't do or isn't sur
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
-import struct
 import threading
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import simplejpeg
-from PIL import (  # noqa: F401 - each plugin registers its format
-    AvifImagePlugin,
-    BmpImagePlugin,
-    GifImagePlugin,
-    IcoImagePlugin,
-    Image,
-    ImageOps,
-    Jpeg2KImagePlugin,
-    JpegImagePlugin,
-    MpoImagePlugin,
-    PngImagePlugin,
-    PpmImagePlugin,
-    QoiImagePlugin,
-    TiffImagePlugin,
-    UnidentifiedImageError,
-    WebPImagePlugin,
-)
+from PIL import Image
 
 from pipeline.errors import BadSample
 from pipeline.fit import place
 from pipeline.geometry import Geometry
 from pipeline.modes import array_to_image, to_rgb, to_rgbx
+from pipeline.pil_decode import check_pixels, jpeg_orientation, open_rgb
 from pipeline.resizer import resize_into
 
-# Formats that the content may be in. Each starts with a signature, so that text can't pass for an image, and none
-# runs another program.
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM", "ICO", "QOI")
+JPEG_START = b"\xff\xd8"
 # Half-scale JPEG decoding where each stored pixel covers at least this many source pixels in both directions: the
 # mean absolute difference to the full decode is 0.4 of 255 on average and below 1 for any of 700 photographs.
 HALF_SCALE = 6.0
 KEPT_BYTES = 1 << 26  # a decode buffer up to this size is kept for the next image
-EXIF_ORIENTATION = 0x0112
 
 
 @dataclass(frozen=True)
@@ -86,7 +63,6 @@ class _Kept(threading.local):
 
 
 _kept = _Kept()
-_pil_lock = threading.Lock()
 
 
 def _buffer(num_bytes: int) -> np.ndarray:
@@ -152,16 +128,16 @@ def _decode_jpeg(
     data: bytes, geometries: Sequence[Geometry], options: DecodeOptions
 ) -> tuple[np.ndarray, Decoded] | None:
     """RGBX pixels of a JPEG, at half scale where that is good enough; None when PIL should try."""
-    if data[:2] != b"\xff\xd8":
+    if data[:2] != JPEG_START:
         return None
     try:
         height, width, colors, _ = simplejpeg.decode_jpeg_header(data)
     except ValueError:
         return None
-    _check_pixels(height, width, options)
+    check_pixels(height, width, options.max_pixels)
     if colors not in ("YCbCr", "Gray", "RGB"):
         return None
-    orientation = _orientation(data, options) if geometries[0].exif_transpose else 1
+    orientation = jpeg_orientation(data) if geometries[0].exif_transpose else 1
     factor = 1
     # A flip would move the half pixel by which an odd side is rounded up to the other end.
     if geometries[0].filter != "box" and orientation == 1:
@@ -193,70 +169,17 @@ def _transpose(pixels: np.ndarray, orientation: int) -> np.ndarray:
     return np.ascontiguousarray(words)[:, :, None].view(np.uint8)
 
 
-def _check_pixels(height: int, width: int, options: DecodeOptions) -> None:
-    if height * width > options.max_pixels:
-        raise BadSample("too-large", f"{width} x {height} pixels; --max-pixels is {options.max_pixels:,}")
-
-
-# PIL
-
-
-class _Counter(logging.Handler):
-    """Counts the records that PIL logs, instead of showing them."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.count = 0
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.count += 1
-
-
-@contextlib.contextmanager
-def _quiet_pil(options: DecodeOptions) -> Iterator[list[int]]:
-    """PIL with our limits, its warnings and log records counted into the list that is given: [count].
-
-    These settings are global to the process, hence the lock: one PIL decode at a time. Processes, not threads, are
-    what conversion runs on.
-    """
-    count, handler, logger = [0], _Counter(), logging.getLogger("PIL")
-    with _pil_lock, warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-        settings = Image.MAX_IMAGE_PIXELS, PngImagePlugin.MAX_TEXT_CHUNK, logger.propagate
-        Image.MAX_IMAGE_PIXELS = options.max_pixels / 2  # type: ignore[assignment] # PIL refuses twice as many
-        PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY  # big colour profiles are no reason to fail
-        logger.propagate = False
-        logger.addHandler(handler)
-        try:
-            yield count
-        finally:
-            logger.removeHandler(handler)
-            Image.MAX_IMAGE_PIXELS, PngImagePlugin.MAX_TEXT_CHUNK, logger.propagate = settings
-            count[0] += len(caught) + handler.count
+# Everything else
 
 
 def _decode_pil(data: bytes, options: DecodeOptions, *, exif_transpose: bool) -> tuple[np.ndarray, Decoded]:
     """RGBX pixels of anything that PIL reads."""
-    with _quiet_pil(options) as count:
-        try:
-            image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
-            _check_pixels(image.height, image.width, options)
-            image.load()
-            _check_pixels(image.height, image.width, options)  # of an icon it is known only now
-            mode = image.mode
-            if exif_transpose:
-                image = _upright(image, count)
-            pixels = _pixels(to_rgb(image, options.background))
-        except (BadSample, MemoryError):
-            raise
-        except UnidentifiedImageError:
-            raise _why_unidentified(data) from None
-        except Exception as error:  # PIL's decoders raise all kinds of errors on damaged files
-            raise _bad_sample(error) from None
-        if data[:2] == b"\xff\xd8" and image.format in ("JPEG", "MPO") and mode != "CMYK":
-            count[0] += 1  # simplejpeg found something amiss, but all pixels are there
-    return pixels, Decoded(image.height, image.width, mode, count[0])
+    image, mode, complaints = open_rgb(
+        data, max_pixels=options.max_pixels, background=options.background, exif_transpose=exif_transpose
+    )
+    if data[:2] == JPEG_START and mode != "CMYK":
+        complaints += 1  # simplejpeg found something amiss, but all pixels are there
+    return _pixels(image), Decoded(image.height, image.width, mode, complaints)
 
 
 def _pixels(rgb: Image.Image) -> np.ndarray:
@@ -266,58 +189,10 @@ def _pixels(rgb: Image.Image) -> np.ndarray:
 def _from_array(array: np.ndarray, options: DecodeOptions) -> tuple[np.ndarray, Decoded]:
     """RGBX pixels of an array."""
     if array.ndim in (2, 3):
-        _check_pixels(array.shape[0], array.shape[1], options)
+        check_pixels(array.shape[0], array.shape[1], options.max_pixels)
     try:
         image = array_to_image(array)
     except ValueError as error:
         raise BadSample("bad-shape", str(error)) from None
     pixels = _pixels(to_rgb(image, options.background))
     return pixels, Decoded(image.height, image.width, image.mode, 0)
-
-
-def _upright(image: Image.Image, count: list[int]) -> Image.Image:
-    try:
-        return ImageOps.exif_transpose(image)
-    except Exception:  # EXIF that can't be parsed says nothing about the orientation
-        count[0] += 1
-        return image
-
-
-def _orientation(data: bytes, options: DecodeOptions) -> int:
-    """EXIF orientation of a JPEG, 1 to 8; 1 where there is none, or none that can be read."""
-    with _quiet_pil(options):
-        try:
-            orientation = Image.open(io.BytesIO(data), formats=("JPEG",)).getexif().get(EXIF_ORIENTATION, 1)
-        except Exception:
-            return 1
-    return orientation if orientation in range(1, 9) else 1
-
-
-def _why_unidentified(data: bytes) -> BadSample:
-    """PIL's `open` hides why a file that starts like an image can't be opened; ask its plugins once more."""
-    for name in FORMATS:
-        factory, accept = Image.OPEN[name]
-        accepted = accept(data[:16]) if accept else False
-        if isinstance(accepted, str):  # the format is known, but PIL was built without it
-            return BadSample("unsupported", accepted)
-        if accepted:
-            try:
-                factory(io.BytesIO(data), "")
-            except Exception as error:
-                sample = _bad_sample(error)
-                if "not a" not in sample.detail:
-                    return sample
-    return BadSample("not-an-image")
-
-
-def _bad_sample(error: Exception) -> BadSample:
-    """The outcome that an error of PIL means."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    lower = text.lower()
-    if isinstance(error, Image.DecompressionBombError):
-        return BadSample("too-large", text)
-    if "not available" in lower or "support not installed" in lower:
-        return BadSample("unsupported", text)
-    if isinstance(error, EOFError | struct.error | IndexError) or "truncated" in lower or "unexpected end" in lower:
-        return BadSample("truncated", text)
-    return BadSample("corrupt", text)

@@ -1,0 +1,90 @@
+"""PIL without its noise: what it and libtiff say about a damaged file is counted, and never reaches the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import logging
+import threading
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from PIL import Image, PngImagePlugin
+
+_lock = threading.Lock()
+_TiffHandler = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+
+
+@dataclass
+class Complaints:
+    """How many warnings, log records and libtiff messages came; complete once the context has ended."""
+
+    count: int = 0
+
+
+class _Counter(logging.Handler):
+    def __init__(self, complaints: Complaints) -> None:
+        super().__init__(logging.WARNING)
+        self.complaints = complaints
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.complaints.count += 1
+
+
+@functools.cache
+def _libtiff() -> ctypes.CDLL | None:
+    """The libtiff that PIL has loaded, which writes its errors to the terminal; None where it can't be found."""
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+            path = next((line[line.index("/") :].rstrip("\n") for line in maps if "/libtiff" in line), None)
+        library = ctypes.CDLL(path) if path else None
+        if library is not None:
+            library.TIFFSetErrorHandler.restype = ctypes.c_void_p
+            library.TIFFSetErrorHandler.argtypes = [ctypes.c_void_p]
+    except (OSError, AttributeError):
+        return None
+    return library
+
+
+@contextlib.contextmanager
+def _quiet_libtiff(complaints: Complaints) -> Iterator[None]:
+    library = _libtiff()
+    if library is None:
+        yield
+        return
+
+    def count(module: int | None, text: int | None, arguments: int | None) -> None:
+        complaints.count += 1
+
+    handler = _TiffHandler(count)
+    previous = library.TIFFSetErrorHandler(ctypes.cast(handler, ctypes.c_void_p))
+    try:
+        yield
+    finally:
+        library.TIFFSetErrorHandler(previous)
+
+
+@contextlib.contextmanager
+def quiet_pil(max_pixels: int) -> Iterator[Complaints]:
+    """PIL with our limit of pixels (DecompressionBombError above it) and without a sound.
+
+    All of this is global to the process, hence a lock: one PIL decode at a time. Conversion runs on processes.
+    """
+    complaints, logger = Complaints(), logging.getLogger("PIL")
+    handler = _Counter(complaints)
+    with _lock, warnings.catch_warnings(record=True) as caught, _quiet_libtiff(complaints):
+        warnings.simplefilter("always")
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        settings = Image.MAX_IMAGE_PIXELS, PngImagePlugin.MAX_TEXT_CHUNK, logger.propagate
+        Image.MAX_IMAGE_PIXELS = max_pixels / 2  # type: ignore[assignment] # PIL refuses more than twice as many
+        PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY  # a big colour profile is no reason to fail
+        logger.propagate = False
+        logger.addHandler(handler)
+        try:
+            yield complaints
+        finally:
+            logger.removeHandler(handler)
+            Image.MAX_IMAGE_PIXELS, PngImagePlugin.MAX_TEXT_CHUNK, logger.propagate = settings
+            complaints.count += len(caught)
