@@ -51,15 +51,17 @@ def open_manifest(src: Path, splits: Sequence[str] | None = None) -> SourceSet:
     """
     listed: dict[str, _Listed] = {}
     rows = _csv_rows(src) if src.suffix.lower() in (".csv", ".tsv") else _json_rows(src)
+    labelled: bool | None = None
     for line, path, label, split in rows:
+        labelled = label is not None if labelled is None else labelled
         if not path:
             raise UsageError(f"{src}, line {line}: no path; write the image's path, relative to the manifest")
-        if label is not None and not label.strip():
+        if labelled and not (label or "").strip():
             raise UsageError(f"{src}, line {line}: no label for {path}; write the class, or -1 for none")
         name = single_name(splits) if split is None else split.strip()
         part = listed.setdefault(names.split_of_folder(os.fsencode(name)) or name, _Listed())
         part.keys.append(os.fsencode(path))
-        part.column.add(None if label is None else stated(label))
+        part.column.add(stated(label) if labelled and label else None)
     columns = {split: listed[split].column for split in names.natural_splits(set(listed))}
     if all_integers(columns.values()):
         for column in columns.values():
@@ -154,6 +156,8 @@ def _json_rows(src: Path) -> Iterator[_Row]:
             )
             if not isinstance(path, str):
                 raise UsageError(f"{src}, line {line}: no text field `path`; write the image's path there")
+            if label is None and any(name in fields for name in LABELS):
+                label = -1  # null
             if isinstance(label, bool) or not isinstance(label, str | int | None):
                 raise UsageError(f"{src}, line {line}: label {label!r}; write an integer or text")
             yield line, path, None if label is None else str(label), None if split is None else str(split)

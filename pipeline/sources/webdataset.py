@@ -32,7 +32,7 @@ from pipeline.sources.tarfiles import members, pread
 LABEL_FIELDS = ("label", "cls", "class", "class_id", "label_id")
 NO_IMAGE, OTHER_FILE = "sample without an image", "file of a sample that isn't used"
 _KEY = re.compile(rb"((?:.*/|)[^./][^./]*)\.([^/]*)", re.DOTALL)
-_META = re.compile(rb"(?:.*/)?__[^/]*__(?:/.*)?", re.DOTALL)  # WebDataset passes over names such as __info__
+_META = re.compile(rb"(?:.*/)?__[^/]*__(?:/.*)?", re.DOTALL)  # such as __info__.json: about the shard
 _LOOK = 64  # members that are looked at to tell WebDataset from a plain tar
 
 
@@ -50,7 +50,11 @@ class _Shards:
 def split_name(name: bytes) -> tuple[bytes, str] | None:
     """Key and extension (lower case) of a file in a shard, or None where it belongs to no sample."""
     match = _KEY.fullmatch(name)
-    if match is None or _META.fullmatch(name) or any(names.is_system_folder(part) for part in name.split(b"/")[:-1]):
+    if (
+        match is None
+        or _META.fullmatch(match[1])
+        or any(names.is_system_folder(part) for part in name.split(b"/")[:-1])
+    ):
         return None
     return match[1], match[2].lower().decode("utf-8", "backslashreplace")
 
