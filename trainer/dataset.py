@@ -9,9 +9,11 @@ import numpy as np
 import torch
 
 from pipeline.errors import StoreError, UsageError
+from pipeline.maps import will_need
 from pipeline.store import Split, Store, open_store
 from trainer.kernel import copy_crops_numpy
 from trainer.order import DEFAULT_WINDOW, centre_offsets, check_seed, crop_offsets, epoch_order
+from trainer.readahead import DiskWatch, disk_reads
 
 ORDERS = ("random", "windowed")
 
@@ -71,6 +73,7 @@ class RankPartitionedDataset(torch.utils.data.Dataset[tuple[torch.Tensor, int]])
         # Shared memory without a name, because persistent workers hold a copy of everything else.
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
         self._slots: tuple[int, np.ndarray] | None = None
+        self._disk = DiskWatch()
 
     def _check(self, split: Split) -> None:
         height, width, _ = split.image_shape
@@ -90,8 +93,10 @@ class RankPartitionedDataset(torch.utils.data.Dataset[tuple[torch.Tensor, int]])
             raise UsageError(
                 f"crop {self.crop}: images of {split.path} are {height}x{width}; choose 1 to {min(height, width)}"
             )
-        if self.order not in ORDERS or self.window < 1:
-            raise UsageError(f"order {self.order!r}, window {self.window}: must be {' or '.join(ORDERS)}, at least 1")
+        if self.order not in ORDERS:
+            raise UsageError(f"order {self.order!r}: must be {' or '.join(ORDERS)}")
+        if self.window < 1:
+            raise UsageError(f"window {self.window}: must be at least 1 chunk")
         check_seed(self.seed)
 
     @property
@@ -171,11 +176,15 @@ class RankPartitionedDataset(torch.utils.data.Dataset[tuple[torch.Tensor, int]])
         slots = self._rank_slots(epoch)[np.array([self._checked(int(i)) for i in indices], np.int64)]
         positions = self.crop_positions(slots, epoch)
         maps, stride = self.split.maps, self.row_stride
+        reads = disk_reads()
+        if self._disk.cold:
+            will_need(maps.locate(positions, self.crop_extent), self.crop_extent)
         samples = []
         for i, label in enumerate(self.split.labels[slots].tolist()):
             image_hwc = np.empty(self.crop_shape, np.uint8)
             copy_crops_numpy(maps, positions[i : i + 1], image_hwc[None], stride)
             samples.append((torch.from_numpy(image_hwc).permute(2, 0, 1), label))
+        self._disk.learn(reads)
         return samples
 
     def __getstate__(self) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import os
 import threading
 import time
@@ -16,9 +15,10 @@ import torch
 from pipeline.errors import UsageError
 from pipeline.store import UNLABELLED
 from trainer.dataset import RankPartitionedDataset
-from trainer.kernel import aligned_empty, compiled, copy_crops, copy_crops_numpy
+from trainer.kernel import compiled, copy_crops, copy_crops_numpy
 from trainer.order import ORDER_VERSION
-from trainer.readahead import ReadAhead
+from trainer.readahead import ReadAhead, disk_reads
+from trainer.ring import Ring
 
 
 class Loader:
@@ -70,7 +70,7 @@ class Loader:
         self.wait_seconds = 0.0
         self._consumed = 0  # samples of all ranks, in the current epoch
         self._resume = False
-        self._ring = _Ring(batch_size, data.crop_shape, self.device, threads)
+        self._ring = Ring(batch_size, data.crop_shape, self.device, threads)
         self._run: _Run | None = None
 
     def _check(self) -> None:
@@ -120,11 +120,11 @@ class Loader:
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the batches yielded so far, not those prefetched; the same on every rank."""
-        data = self.data
+        data, ended = self.data, 0 < self._served <= self._consumed
         windowed = f"windowed {data.window} x {data.split.chunk_images}" if data.order == "windowed" else data.order
         return {
-            "epoch": data.epoch,
-            "samples": self._consumed,
+            "epoch": data.epoch + ended,
+            "samples": 0 if ended else self._consumed,
             "seed": data.seed,
             "global_batch": self.global_batch,
             "order": windowed,
@@ -140,15 +140,17 @@ class Loader:
                 or lies between batches of this size.
         """
         own = self.state_dict()
+        if not set(own) <= set(state):
+            raise UsageError("the checkpoint holds no position in the training data; start afresh")
         names = ["fingerprint", *(["seed", "global_batch", "order", "order_version"] if self.data.train else [])]
         for name in names:
-            if state.get(name) != own[name]:
+            if state[name] != own[name]:
                 raise UsageError(
-                    f"checkpoint's {name.replace('_', ' ')} is {state.get(name)}, this run's {own[name]}: resume with "
+                    f"checkpoint's {name.replace('_', ' ')} is {state[name]}, this run's {own[name]}: resume with "
                     "the same, or start afresh"
                 )
         step = self.batch_size * self.data.world_size
-        if state["samples"] % step and state["samples"] < self._served:
+        if state["samples"] % step:
             raise UsageError(
                 f"checkpoint is {state['samples']} samples into its epoch, between batches of {self.batch_size} x "
                 f"{self.data.world_size} ranks: resume from an optimizer step, or with the old sizes"
@@ -163,9 +165,10 @@ class Loader:
         if not self._resume:
             self._consumed = 0
         self._resume = False
-        run = _Run(self, self.data.epoch, self._consumed)
-        self._run = run
-        return _Batches(self, run)
+        start = time.perf_counter()
+        self._run = _Run(self, self.data.epoch, self._consumed)
+        self.wait_seconds += time.perf_counter() - start
+        return _Batches(self, self._run)
 
     def _stop(self) -> None:
         if self._run is not None:
@@ -182,59 +185,7 @@ class Loader:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._ring = _Ring(self.batch_size, self.data.crop_shape, self.device, self.threads)
-
-
-class _Memory(NamedTuple):
-    """One batch's memory in the ring."""
-
-    array: np.ndarray
-    """uint8 (B, H, W, C)"""
-    pinned: torch.Tensor | None
-    copied: Any
-    """CUDA event: the last copy from here to the device is done."""
-
-
-class _Ring:
-    """Batch memory that is used again once nothing refers to it: allocating it anew costs more than the copy does."""
-
-    def __init__(self, batch_size: int, crop_shape: tuple[int, int, int], device: torch.device, threads: int) -> None:
-        self.shape = (batch_size, *crop_shape)
-        self.device = device
-        self.depth = threads + 1  # batches that are filled or being filled, and not yet yielded
-        self._free: collections.deque[_Memory] = collections.deque()  # its methods are atomic: finalizers call them
-        self._made = 0
-
-    def take(self) -> _Memory:
-        cuda = self.device.type == "cuda"
-        # On CUDA the caller never holds host memory, so that a fixed number does, used in turn.
-        if self._free and not (cuda and self._made <= self.depth):
-            try:
-                memory = self._free.popleft()
-            except IndexError:
-                return self.take()
-            if memory.copied is not None:
-                memory.copied.synchronize()
-            return memory
-        self._made += 1
-        if cuda:
-            pinned = torch.empty(self.shape, dtype=torch.uint8, pin_memory=True)
-            return _Memory(pinned.numpy(), pinned, torch.cuda.Event())
-        return _Memory(aligned_empty(int(np.prod(self.shape))).reshape(self.shape), None, None)
-
-    def give_back(self, memory: _Memory) -> None:
-        if len(self._free) <= self.depth + 1:
-            self._free.append(memory)
-
-    def lend(self, memory: _Memory, count: int) -> torch.Tensor:
-        """uint8 (count, H, W, C): a tensor on the memory, which returns to the ring when its storage is dropped."""
-        view = memory.array[:count]  # the storage refers to this array object, and nothing else does
-        weakref.finalize(view, self.give_back, memory).atexit = False
-        return torch.from_numpy(view)
-
-    def clear(self) -> None:
-        self._free.clear()
-        self._made = 0
+        self._ring = Ring(self.batch_size, self.data.crop_shape, self.device, self.threads)
 
 
 class _Batch(NamedTuple):
@@ -254,6 +205,7 @@ class _Run:
         order = data.epoch_slots(epoch)
         self.slots = order[consumed + data.rank : loader._served : data.world_size].copy()
         self.num_batches = -(-len(self.slots) // self._batch_size)
+        self._compiled = compiled() is not None  # now, and not in a thread, so that a fork can't come between
         self._positions = data.crop_positions(self.slots, epoch)
         self._addresses = data.split.maps.locate(self._positions, data.crop_extent)
         self._ahead = ReadAhead(
@@ -296,12 +248,13 @@ class _Run:
         part = slice(batch * self._batch_size, (batch + 1) * self._batch_size)
         slots = self.slots[part]
         memory = self._ring.take()
-        token = self._ahead.before(batch)
-        if compiled() is not None:
+        reads = disk_reads()
+        self._ahead.ask(batch)
+        if self._compiled:
             copy_crops(self._addresses[part], memory.array[: len(slots)], data.row_stride)
         else:
             copy_crops_numpy(data.split.maps, self._positions[part], memory.array[: len(slots)], data.row_stride)
-        self._ahead.after(token)
+        self._ahead.disk.learn(reads)
         labels = torch.from_numpy(data.split.labels[slots].astype(np.int64))
         if self._stream is None:
             images = self._ring.lend(memory, len(slots)).permute(0, 3, 1, 2)

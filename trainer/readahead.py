@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainer.dataset import RankPartitionedDataset
 from trainer.kernel import will_need
 from trainer.order import window_bounds
+
+if TYPE_CHECKING:
+    from trainer.dataset import RankPartitionedDataset
 
 AHEAD_BYTES = 64_000_000
 """Bytes, but at least one batch, that a rank asks for beyond the batch being copied: enough that a disk's queue never
@@ -42,12 +44,33 @@ def disk_reads() -> int | None:
     return usage.ru_inblock + usage.ru_majflt
 
 
+class DiskWatch:
+    """Tells from the reading thread's own counters whether data still comes from disk."""
+
+    def __init__(self) -> None:
+        self._quiet = 0
+
+    @property
+    def cold(self) -> bool:
+        return self._quiet < QUIET_BATCHES
+
+    def learn(self, reads_before: int | None) -> None:
+        """Take in a batch that began when `disk_reads()` was `reads_before`, in the same thread."""
+        self._quiet = self._quiet + 1 if reads_before is not None and disk_reads() == reads_before else 0
+
+    def try_samples(self, addresses: np.ndarray, extent: int) -> None:
+        """Ask for a few of the samples, to begin with a guess."""
+        reads = disk_reads()
+        will_need(addresses[:: max(1, len(addresses) // _SAMPLES)], extent)
+        self._quiet = QUIET_BATCHES if reads is not None and disk_reads() == reads else 0
+
+
 class ReadAhead:
     """Asks the kernel for the bytes of coming batches; shared by the threads of one epoch.
 
-    Random order: batch b asks for the crops of the batches after it. Windowed order: it asks for a
-    part of the next window, in the store's sequence. There, the ranks of one machine divide the window's samples that
-    any of them needs, each reading one run of it for all (the page cache is common).
+    Random order: a batch asks for the crops of the batches after it. Windowed order: it asks for a part of the next
+    window, in the store's sequence. There, the ranks of one machine divide the window's samples that any of them
+    needs, each reading one run of it for all (the page cache is common).
 
     Args:
         data: the Dataset.
@@ -57,6 +80,9 @@ class ReadAhead:
         addresses: int64 (S,), where the crops of this rank's samples begin, from the first batch on.
         batch_size: samples per batch.
         local_world_size: ranks on this machine, consecutive ones.
+
+    Attributes:
+        disk: tells whether asking is worth its time.
     """
 
     def __init__(
@@ -74,54 +100,49 @@ class ReadAhead:
         self._bounds: np.ndarray | None = None
         if data.train and data.order == "windowed":
             self._bounds = window_bounds(data.seed, epoch, data.num_samples, data.split.chunk_images, data.window)
-        self._distance = max(batch_size, AHEAD_BYTES // data.crop_extent)  # samples
-        self._asked = 0  # samples of `slots`, or windows-and-fraction in the windowed order
-        self._asked_window = 0.0 if self._bounds is None else float(np.searchsorted(self._bounds, first, "right") - 1)
+        self._ahead = max(batch_size, AHEAD_BYTES // data.crop_extent)  # samples
+        self._asked = 0.0  # samples of `addresses`, or windows and parts of a window
+        self._share: tuple[int, np.ndarray] = -1, order[:0]
         self._lock = threading.Lock()
-        before = disk_reads()
-        will_need(addresses[:: -(-len(addresses) // _SAMPLES) or 1], data.crop_extent)
-        self._quiet = QUIET_BATCHES if before is not None and before == disk_reads() else 0
+        self.disk = DiskWatch()
+        self.disk.try_samples(addresses, data.crop_extent)
 
-    def before(self, batch: int) -> int | None:
-        """Ask for what is due when the batch's copy begins; returns a token for `after`."""
-        reads = disk_reads()
-        if self._quiet >= QUIET_BATCHES:
-            return reads
-        if self._bounds is None:
-            end = (batch + 1) * self._batch_size + self._distance
-            with self._lock:
-                begin = max(self._asked, batch * self._batch_size)
-                self._asked = max(end, begin)
-            will_need(self._addresses[begin:end], self._data.crop_extent)
-        else:
-            self._ask_window(batch)
-        return reads
-
-    def after(self, token: int | None) -> None:
-        """Learn from the batch's copy whether the data still comes from disk."""
-        self._quiet = self._quiet + 1 if token is not None and disk_reads() == token else 0
+    def ask(self, batch: int) -> None:
+        """Ask for what is due when the batch's copy begins."""
+        if not self.disk.cold:
+            return
+        if self._bounds is not None:
+            with self._lock:  # others wait: what they would copy is just being read
+                self._ask_window(batch)
+            return
+        with self._lock:
+            begin = max(int(self._asked), batch * self._batch_size)
+            end = max((batch + 1) * self._batch_size + self._ahead, begin)
+            self._asked = end
+        will_need(self._addresses[begin:end], self._data.crop_extent)
 
     def _ask_window(self, batch: int) -> None:
-        """Keep asking one window ahead: at a window's k-th batch for the k-th part of the next window."""
+        """Keep asking one window ahead: at the k-th part of a window for the k-th part of the next one."""
         assert self._bounds is not None
         position = min(self._first + (batch + 1) * self._batch_size * self._data.world_size, self._bounds[-1])
         window = int(np.searchsorted(self._bounds, position, "left")) - 1
         part = (position - self._bounds[window]) / (self._bounds[window + 1] - self._bounds[window])
-        with self._lock:
-            begin, end = max(self._asked_window, window), window + 1 + part
-            self._asked_window = max(begin, end)
+        begin, end = max(self._asked, window), window + 1 + part
+        self._asked = max(begin, end)
         for w in range(int(begin), min(int(np.ceil(end)), len(self._bounds) - 1)):
-            mine = self._window_share(w)
-            cut = [round(min(max(x - w, 0.0), 1.0) * len(mine)) for x in (begin, end)]
+            share = self._window_share(w)
+            cut = [round(min(max(edge - w, 0.0), 1.0) * len(share)) for edge in (begin, end)]
             image_bytes = self._data.split.image_bytes
-            addresses = self._data.split.maps.locate(mine[cut[0] : cut[1]] * image_bytes, image_bytes)
+            addresses = self._data.split.maps.locate(share[cut[0] : cut[1]] * image_bytes, image_bytes)
             will_need(addresses, image_bytes, _WINDOW_GAP)
 
     def _window_share(self, window: int) -> np.ndarray:
         """int64 (n,): the slots of a window that this rank reads for its machine, ascending."""
         assert self._bounds is not None
-        rank, world_size = self._data.rank, self._data.world_size
-        places = np.arange(self._bounds[window], self._bounds[window + 1])
-        node = places % world_size // self._local == rank // self._local
-        slots = np.sort(self._order[places[node]])
-        return np.array_split(slots, self._local)[rank % self._local]
+        if self._share[0] != window:
+            rank, world_size = self._data.rank, self._data.world_size
+            places = np.arange(self._bounds[window], self._bounds[window + 1])
+            machine = places % world_size // self._local == rank // self._local
+            slots = np.sort(self._order[places[machine]])
+            self._share = window, np.array_split(slots, self._local)[rank % self._local]
+        return self._share[1]
