@@ -6,6 +6,8 @@ import json
 import math
 import os
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +37,18 @@ class Metrics:
         folder: the run's folder.
         epochs_done: what the run resumes from; later lines of metrics.jsonl are cut off.
         step: optimizer steps done; later TensorBoard events are hidden.
-        total_steps: of the whole run, for the progress bar's time left.
+        total_steps: of the whole run, for the time left.
+        say: prints a line; where there is no terminal for a progress bar it tells every half minute how far it is.
     """
 
-    def __init__(self, folder: Path, epochs_done: int, step: int, total_steps: int) -> None:
+    def __init__(self, folder: Path, epochs_done: int, step: int, total_steps: int, say: Callable[[str], None]) -> None:
         self._file = folder / "metrics.jsonl"
         self._curves = folder / "curves.png"
         kept = [line for line in self.lines() if line["epoch"] <= epochs_done]
         write_bytes(self._file, "".join(json.dumps(line) + "\n" for line in kept).encode())
         self._events = SummaryWriter(str(folder), purge_step=step)
+        self._say, self._total_steps, self._first = say, total_steps, step
+        self._start = self._said_at = time.monotonic()
         self._bar = tqdm(total=total_steps, initial=step, unit="step", disable=not sys.stderr.isatty(), smoothing=0.05)
 
     def lines(self) -> list[dict[str, Any]]:
@@ -57,11 +62,17 @@ class Metrics:
         return lines
 
     def step(self, step: int, loss: float, lr: float) -> None:
+        """Count a step; `loss` is the newest that is known."""
         self._bar.update(step - self._bar.n)
         if step % 10 == 0:
             self._bar.set_postfix(loss=f"{loss:.3f}", lr=f"{lr:.3g}")
             self._events.add_scalar("step/loss", loss, step)
             self._events.add_scalar("step/lr", lr, step)
+        now = time.monotonic()
+        if self._bar.disable and now > self._said_at + 30 and math.isfinite(loss):
+            minutes = (self._total_steps - step) * (now - self._start) / (step - self._first) / 60
+            self._say(f"step {step:,} of {self._total_steps:,}: loss {loss:.4f}, lr {lr:.3g}, {minutes:,.0f} min left")
+            self._said_at = now
 
     def epoch(self, line: dict[str, Any]) -> None:
         """Append one epoch; figures that aren't finite become null."""

@@ -169,7 +169,9 @@ def read_weights(source: str, name: str) -> dict[str, Tensor]:
     except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
         raise UsageError(f"--weights {source}: not a readable file of weights; give a .pt of tensors only") from error
     if isinstance(state, dict) and "model" in state:
-        state = state.get("ema") or state["model"]
+        average = state.get("ema") or {}
+        averaged = {key.removeprefix("module."): average[key] for key in average if key.startswith("module.")}
+        state = averaged or state["model"]
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise UsageError(f"--weights {source}: not a state dict")
     return state

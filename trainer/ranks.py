@@ -23,11 +23,12 @@ class Ranks:
     rank: int = 0
     local_rank: int = 0
     world_size: int = 1
+    local_world_size: int = 1
 
     @classmethod
     def from_env(cls) -> Ranks:
-        rank, local_rank, world_size = (os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
-        return cls(int(rank or 0), int(local_rank or 0), int(world_size or 1))
+        names = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}
+        return cls(*(int(os.environ.get(name, default)) for name, default in names.items()))
 
     def device(self, name: str) -> torch.device:
         """This rank's device. `name` is `auto` or a device type.

@@ -119,7 +119,16 @@ class Session:
             raise UsageError(f"crop {stage.crop}, --pad {config.pad}: images of {data.split.path} have {size} pixels")
         if len(self.class_ids) <= data.split.labels.max():
             raise UsageError(f"{data.split.path}: has other classes than the store for evaluation; convert them alike")
-        return Loader(data, batching.batch_size, batching.global_batch, threads=config.threads, device=self.device)
+        ranks = self.ranks
+        return Loader(
+            data,
+            batching.batch_size,
+            batching.global_batch,
+            threads=config.threads,
+            device=self.device,
+            # nodes with unequal numbers of ranks can't share the reading of a window
+            local_world_size=1 if ranks.world_size % ranks.local_world_size else ranks.local_world_size,
+        )
 
     def evaluate(self, model: nn.Module, stopped: Callable[[], bool] = lambda: False) -> dict[str, Any] | None:
         """Figures of the val split, NaN where there is none; None when stopped."""

@@ -19,10 +19,10 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from pipeline.atomic import write_bytes
 from pipeline.errors import UsageError
-from pipeline.store import Split
 from trainer.augment import make_mix
 from trainer.checkpoint import RunFolder
 from trainer.config import Config
+from trainer.loader import Loader
 from trainer.metrics import Metrics, peak_memory_bytes
 from trainer.models import load_weights
 from trainer.ranks import Ranks, from_rank_0, gather
@@ -76,203 +76,231 @@ def train(config: Config, ranks: Ranks, device: torch.device, say: Callable[[str
         Stopped: after SIGTERM or Ctrl-C, with a checkpoint written.
     """
     session = Session(config, ranks, device, say)
-    loaders, batching, raw = session.loaders(), session.batching, session.model
-    steps_per_epoch = loaders[0].data.num_samples // batching.global_batch
-    total_steps = config.epochs * steps_per_epoch
-    warmup_steps = config.warmup_epochs * steps_per_epoch
-    peak = config.lr * batching.global_batch / 256
-    optimizer = session.optimizer()
-    ema = AveragedModel(raw, multi_avg_fn=get_ema_multi_avg_fn(config.ema), use_buffers=True) if config.ema else None
-    evaluated: nn.Module = ema.module if ema else raw
-    mix = make_mix(config, len(session.class_ids))
-
-    # The folder, and where to go on from: rank 0 alone reads and writes there.
-    store_name = Path(config.store_path(session.stages[-1].size)).stem
-    out = Path(config.out or f"runs/{store_name}-{config.model}")
-    folder = RunFolder(out, wait_seconds=config.timeout + 60) if ranks.rank == 0 else None
-    found = from_rank_0(folder and folder.find(config.resume), ranks)
-    state = State()
-    if found:
-        path, saved = found
-        _check_same(config, saved["config"], f"--resume {path}")
-        load_weights(raw, saved["model"], f"--resume {path}", new_head=False)
-        optimizer.load_state_dict(saved["optimizer"])
-        if ema:
-            ema.module.load_state_dict(saved["ema"])
-            ema.n_averaged.fill_(saved["ema_steps"])
-        state.epoch, state.step, state.best = saved["epoch"], saved["step"], saved["best"]
-        sums = saved["sums"].numpy()  # (ranks, 4); on another number of ranks rank 0 takes them all
-        if len(sums) != ranks.world_size:
-            whole = [*sums[:, :2].sum(0), *sums[:, 2:].max(0)]
-            sums = np.vstack([whole, np.zeros((ranks.world_size - 1, 4))])
-        state.sums = sums[ranks.rank].tolist()
-        loaders[session.stages.index(config.stage(state.epoch))].load_state_dict(saved["data"])
-        say(f"resuming from {path}: {state.epoch} of {config.epochs} epochs and {state.step:,} steps are done")
-
-    if config.compile:
-        raw.compile()
-        evaluated.compile()
-    ddp: DistributedDataParallel | None = None
-    if ranks.world_size > 1:
-        ids = None if device.type == "cpu" else [device.index]
-        ddp = DistributedDataParallel(raw, device_ids=ids, gradient_as_bucket_view=True)
-    model: nn.Module = ddp or raw
-    say(
-        f"{config.model}: {sum(p.numel() for p in raw.parameters()):,} parameters, {len(session.class_ids):,} classes; "
-        f"{ranks.world_size} x {device.type}; output in {out}"
-    )
-    say(
-        f"global batch {batching.global_batch:,} = {ranks.world_size} ranks x {batching.batch_size} samples x "
-        f"{batching.accumulation} micro-steps; lr {config.lr:g} per 256 samples = {peak:g} at its peak; "
-        f"{steps_per_epoch:,} steps an epoch, {total_steps:,} in all"
-    )
-
-    signals = Signals()
-    watch = LossWatch(ranks, signals, lambda slots: _name_samples(loaders[0].data.split, slots))
-    metrics: Metrics | None = None
-    loader = loaders[0]
-
-    def settle(*, save: bool = True) -> None:
-        """Bring the sums up to date, save a checkpoint, and stop if any rank has to."""
-        loss_sum, verdict = watch.settle()
-        state.loss_sum += loss_sum
-        if verdict == BROKEN:
-            raise watch.error()
-        if save or verdict == STOP:
-            all_sums = torch.from_numpy(gather(state.sums, ranks))
-            if folder:
-                folder.save(
-                    {
-                        "epoch": state.epoch,
-                        "step": state.step,
-                        "best": state.best,
-                        "sums": all_sums,
-                        "data": loader.state_dict(),
-                        "model": raw.state_dict(),
-                        "optimizer": optimizer.state_dict(),
-                        "ema": ema.module.state_dict() if ema else None,
-                        "ema_steps": int(ema.n_averaged) if ema else 0,
-                        "config": asdict(config),
-                        "class_ids": session.class_ids,
-                    }
-                )
-        if verdict == STOP:
-            raise Stopped(signals.received, state.step)
-
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(signals)
+    out = Path(config.out or f"runs/{Path(config.store_path(session.stages[-1].size)).stem}-{config.model}")
+    with contextlib.ExitStack() as stack, Signals() as signals:
+        folder = RunFolder(out, wait_seconds=config.timeout / 2) if ranks.rank == 0 else None  # rank 0 alone writes
         if folder:
             stack.callback(folder.close)
+        found = from_rank_0(folder and folder.find(config.resume), ranks)
+        run = Run(session, found, signals, say)
+        say(
+            f"{config.model}: {sum(p.numel() for p in run.raw.parameters()):,} parameters, "
+            f"{len(session.class_ids):,} classes; {ranks.world_size} x {device.type}; output in {out}"
+        )
+        say(
+            f"global batch {run.batching.global_batch:,} = {ranks.world_size} ranks x {run.batching.batch_size} "
+            f"samples x {run.batching.accumulation} micro-steps; lr {config.lr:g} per 256 samples, {run.peak_lr:g} at "
+            f"its peak; {run.steps_per_epoch:,} steps an epoch, {run.total_steps:,} in all"
+        )
+        if folder:
             header = "# The run's config; usable with --config.\n"
             write_bytes(out / "config.yaml", (header + yaml.safe_dump(asdict(config), sort_keys=False)).encode())
-            metrics = Metrics(out, state.epoch, state.step, total_steps)
+            metrics = Metrics(out, run.state.epoch, run.state.step, run.total_steps, say)
             stack.callback(metrics.close)
-        profiler = stack.enter_context(_profiler(out)) if config.profile and folder else None
+            run.folder, run.metrics = folder, metrics
+            if config.profile:
+                run.profiler = stack.enter_context(_profiler(out))
+        run.fit()
+        say(f"done: best top-1 {run.state.best:.2%}; weights in {out}/best.pt, curves in {out}/curves.png")
 
+
+class Run:
+    """A run from its start, or from where a checkpoint left it: what is set up once, and `fit`, the loop."""
+
+    folder: RunFolder | None = None
+    metrics: Metrics | None = None
+    profiler: torch.profiler.profile | None = None
+
+    def __init__(
+        self,
+        session: Session,
+        found: tuple[Path, dict[str, Any]] | None,
+        signals: Signals,
+        say: Callable[[str], None],
+    ) -> None:
+        config, ranks, device = session.config, session.ranks, session.device
+        self.config, self.session, self.ranks, self.device = config, session, ranks, device
+        self.signals, self.say, self.state = signals, say, State()
+        self.loaders, self.batching, self.raw = session.loaders(), session.batching, session.model
+        self.loader = self.loaders[0]
+        self.steps_per_epoch = self.loader.data.num_samples // self.batching.global_batch
+        self.total_steps = config.epochs * self.steps_per_epoch
+        self.peak_lr = config.lr * self.batching.global_batch / 256
+        self.optimizer = session.optimizer()
+        self.ema: AveragedModel | None = None
+        if config.ema:
+            self.ema = AveragedModel(self.raw, multi_avg_fn=get_ema_multi_avg_fn(config.ema), use_buffers=True)
+        self.evaluated: nn.Module = self.ema.module if self.ema else self.raw
+        if found:
+            self._restore(*found)
+        if config.compile:
+            self.raw.compile()
+            self.evaluated.compile()
+        self.ddp: DistributedDataParallel | None = None
+        if ranks.world_size > 1:
+            ids = None if device.type == "cpu" else [device.index]
+            self.ddp = DistributedDataParallel(self.raw, device_ids=ids, gradient_as_bucket_view=True)
+        self.watch = LossWatch(ranks, signals, self._name_samples)
+
+    def _restore(self, path: Path, saved: dict[str, Any]) -> None:
+        source, before, state = f"--resume {path}", saved["config"], self.state
+        for name, now in asdict(self.config).items():
+            if before.get(name) == now:
+                continue
+            if name in ("model", "optimizer", "ema"):  # the loader checks data, seed, order and global batch
+                raise UsageError(
+                    f"{source}: its {name} is {before.get(name)}, this run's {now}; resume with the same, or start a "
+                    "new run from its weights with --weights"
+                )
+            if name not in ("out", "resume", "weights"):
+                self.say(f"changed since the checkpoint: {name} {before.get(name)} -> {now}")
+        load_weights(self.raw, saved["model"], source, new_head=False)
+        self.optimizer.load_state_dict(saved["optimizer"])
+        if self.ema:
+            self.ema.load_state_dict(saved["ema"])
+        state.epoch, state.step, state.best = saved["epoch"], saved["step"], saved["best"]
+        sums = saved["sums"].numpy()  # (ranks, 4); on another number of ranks rank 0 takes them all
+        if len(sums) != self.ranks.world_size:
+            whole = [*sums[:, :2].sum(0), *sums[:, 2:].max(0)]
+            sums = np.vstack([whole, np.zeros((self.ranks.world_size - 1, 4))])
+        state.sums = sums[self.ranks.rank].tolist()
+        self._stage_loader(state.epoch).load_state_dict(saved["data"])
+        self.say(f"resuming from {path}: {state.epoch} of {self.config.epochs} epochs, {state.step:,} steps are done")
+
+    def _stage_loader(self, epoch: int) -> Loader:
+        return self.loaders[self.session.stages.index(self.config.stage(epoch))]
+
+    def _name_samples(self, slots: np.ndarray, most: int = 4) -> str:
+        names = [self.loader.data.split.key(slot).decode(errors="replace") for slot in slots[:most].tolist()]
+        return ", ".join(names) + (f" and {len(slots) - most} more" if len(slots) > most else "")
+
+    def _rate(self, step: int) -> float:
+        return learning_rate(step, self.total_steps, self.config.warmup_epochs * self.steps_per_epoch, self.peak_lr)
+
+    def fit(self) -> None:
+        """Train all epochs that are left."""
+        config, state, pixels, batching = self.config, self.state, self.session.pixels, self.batching
+        mix = make_mix(config, len(self.session.class_ids))
+        model: nn.Module = self.ddp or self.raw
         for epoch in range(state.epoch, config.epochs):
-            stage = config.stage(epoch)
-            if loader is not loaders[session.stages.index(stage)]:
-                loader.close()
-                loader = loaders[session.stages.index(stage)]
-            crop = stage.crop or loader.data.crop_shape[0]
-            raw.train()
+            loader = self._stage_loader(epoch)
+            if loader is not self.loader:
+                self.loader.close()
+                self.loader = loader
+            crop = config.stage(epoch).crop or loader.data.crop_shape[0]
+            self.raw.train()
             losses: list[torch.Tensor] = []
             slots: list[np.ndarray] = []
             mark, waited = time.perf_counter(), loader.wait_seconds
-            if loader.epoch <= epoch:  # later when a signal came after the epoch's last step, before its evaluation
+            trained = loader.epoch > epoch  # a signal came after the epoch's last step, before its evaluation
+            if not trained:
                 loader.set_epoch(epoch)
-                for micro_step, (images, labels) in enumerate(loader, 1):
-                    if not losses:
-                        torch.manual_seed(step_seed(config.seed, state.step, ranks.rank))
-                    at_boundary = micro_step % batching.accumulation == 0
-                    x = session.pixels.training(images, loader.indices, epoch, crop)
-                    x, target = mix(x, labels) if mix else (x, labels)
-                    with ddp.no_sync() if ddp and not at_boundary else contextlib.nullcontext():
-                        with torch.autocast(device.type, torch.bfloat16, enabled=session.amp):
-                            loss = F.cross_entropy(
-                                model(x), target, reduction="none", label_smoothing=config.label_smoothing
-                            )
-                        (loss.mean() / batching.accumulation).backward()
-                    losses.append(loss.detach())
-                    slots.append(loader.indices)
-                    if not at_boundary:
-                        continue
+            for micro_step, (images, labels) in enumerate(() if trained else loader, 1):
+                if not losses:
+                    torch.manual_seed(step_seed(config.seed, state.step, self.ranks.rank))
+                ends_step = micro_step % batching.accumulation == 0
+                if self.ddp:
+                    self.ddp.require_backward_grad_sync = ends_step  # what DDP's no_sync() sets
+                x = pixels.training(images, loader.indices, epoch, crop)
+                x, target = mix(x, labels) if mix else (x, labels)
+                with torch.autocast(self.device.type, torch.bfloat16, enabled=self.session.amp):
+                    logits = model(x)
+                loss = F.cross_entropy(logits.float(), target, reduction="none", label_smoothing=config.label_smoothing)
+                (loss.mean() / batching.accumulation).backward()
+                losses.append(loss.detach())
+                slots.append(loader.indices)
+                if not ends_step:
+                    continue
 
-                    rate = learning_rate(state.step, total_steps, warmup_steps, peak)
-                    for group in optimizer.param_groups:
-                        group["lr"] = rate
-                    if config.clip_grad:
-                        nn.utils.clip_grad_norm_(raw.parameters(), config.clip_grad)
-                    optimizer.step()
-                    optimizer.zero_grad()
-                    if ema:
-                        ema.update_parameters(raw)
-                    state.step += 1
-                    loss_sum, verdict = watch.follow(state.step, torch.cat(losses), slots)
-                    losses, slots = [], []
-                    now = time.perf_counter()
-                    state.loss_sum += loss_sum
-                    state.samples += batching.batch_size * batching.accumulation
-                    state.seconds += now - mark
-                    state.wait_seconds += loader.wait_seconds - waited
-                    mark, waited = now, loader.wait_seconds
-                    if metrics:
-                        metrics.step(state.step, watch.loss, rate)
-                    if profiler:
-                        profiler.step()
-                    if verdict != GO or state.step % config.checkpoint_every == 0:
-                        settle()
+                rate = self._rate(state.step)
+                for group in self.optimizer.param_groups:
+                    group["lr"] = rate
+                if config.clip_grad:
+                    nn.utils.clip_grad_norm_(self.raw.parameters(), config.clip_grad)
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+                if self.ema:
+                    self.ema.update_parameters(self.raw)
+                state.step += 1
+                loss_sum, verdict = self.watch.follow(state.step, torch.cat(losses), slots)
+                losses, slots = [], []
+                now = time.perf_counter()
+                state.loss_sum += loss_sum
+                state.samples += batching.batch_size * batching.accumulation
+                state.seconds += now - mark
+                state.wait_seconds += loader.wait_seconds - waited
+                mark, waited = now, loader.wait_seconds
+                if self.metrics:
+                    self.metrics.step(state.step, self.watch.loss, rate)
+                if self.profiler:
+                    self.profiler.step()
+                if verdict != GO or state.step % config.checkpoint_every == 0:
+                    self.settle()
 
-            settle(save=False)
+            self.settle(save=False)
             state.seconds += time.perf_counter() - mark  # until the device has done the last step
-            figures = session.evaluate(evaluated, stopped=lambda: bool(signals.received))
+            figures = self.session.evaluate(self.evaluated, stopped=lambda: bool(self.signals.received))
             if figures is None:
-                settle()
-                raise AssertionError("settle raises when a rank stopped")
-            rows = gather([*state.sums, peak_memory_bytes(device)], ranks)  # (ranks, 5)
-            line = {
-                "epoch": epoch + 1,
-                "step": state.step,
-                "train_loss": float(rows[:, 0].sum() / rows[:, 1].sum()),
-                **{key: figures[key] for key in ("val_loss", "val_top1", "val_top5")},
-                "lr": learning_rate(state.step - 1, total_steps, warmup_steps, peak),
-                "images_per_second": float(rows[:, 1].sum() / rows[:, 2].max()),
-                "data_wait_share": float((rows[:, 3] / rows[:, 2]).max()),
-                "peak_memory_bytes": int(rows[:, 4].max()),
-            }
-            state.epoch, state.sums = epoch + 1, [0.0] * 4
-            if not line["val_top1"] <= state.best:  # better, or there is no val split
-                state.best = line["val_top1"]
-                if folder:
-                    folder.save_best(evaluated.state_dict())
-            if metrics:
-                metrics.epoch(line)
-            say(_describe(line, config.epochs))
-            settle()
-    say(f"done: best top-1 {state.best:.2%}; weights in {out}/best.pt, curves in {out}/curves.png")
+                self.settle()  # raises Stopped
+            else:
+                self._finish_epoch(figures)
+                self.settle()
 
+    def settle(self, *, save: bool = True) -> None:
+        """Bring the sums up to date, save a checkpoint, and stop if any rank has to."""
+        loss_sum, verdict = self.watch.settle()
+        self.state.loss_sum += loss_sum
+        if verdict == BROKEN:
+            raise self.watch.error()
+        if save or verdict == STOP:
+            self._save()
+        if verdict == STOP:
+            raise Stopped(self.signals.received, self.state.step)
 
-def _describe(line: dict[str, Any], epochs: int) -> str:
-    return (
-        f"epoch {line['epoch']}/{epochs}: train loss {line['train_loss']:.4f}, val loss {line['val_loss']:.4f}, "
-        f"top-1 {line['val_top1']:.2%}, top-5 {line['val_top5']:.2%}; {line['images_per_second']:,.0f} images/s, "
-        f"data wait {line['data_wait_share']:.1%}, peak memory {line['peak_memory_bytes'] / 1e9:.2f} GB"
-    )
-
-
-def _check_same(config: Config, saved: dict[str, Any], source: str) -> None:
-    """Raise UsageError where the checkpoint is of another kind of run; the loader checks data, seed, batch."""
-    for name in ("model", "optimizer", "ema"):
-        if saved[name] != getattr(config, name):
-            raise UsageError(
-                f"{source}: its {name} is {saved[name]}, this run's {getattr(config, name)}; resume with the same, or "
-                "start from its weights with --weights"
+    def _save(self) -> None:
+        sums, state = torch.from_numpy(gather(self.state.sums, self.ranks)), self.state
+        if self.folder:
+            self.folder.save(
+                {
+                    "epoch": state.epoch,
+                    "step": state.step,
+                    "best": state.best,
+                    "sums": sums,
+                    "data": self.loader.state_dict(),
+                    "model": self.raw.state_dict(),
+                    "ema": self.ema.state_dict() if self.ema else None,
+                    "optimizer": self.optimizer.state_dict(),
+                    "config": asdict(self.config),
+                    "class_ids": self.session.class_ids,
+                }
             )
 
-
-def _name_samples(split: Split, slots: np.ndarray, most: int = 4) -> str:
-    names = [split.key(slot).decode(errors="replace") for slot in slots[:most].tolist()]
-    return ", ".join(names) + (f" and {len(slots) - most} more" if len(slots) > most else "")
+    def _finish_epoch(self, figures: dict[str, Any]) -> None:
+        state = self.state
+        rows = gather([*state.sums, peak_memory_bytes(self.device)], self.ranks)  # (ranks, 5)
+        line = {
+            "epoch": state.epoch + 1,
+            "step": state.step,
+            "train_loss": float(rows[:, 0].sum() / rows[:, 1].sum()),
+            **{key: figures[key] for key in ("val_loss", "val_top1", "val_top5")},
+            "lr": self._rate(state.step - 1),
+            "images_per_second": float(rows[:, 1].sum() / rows[:, 2].max()),
+            "data_wait_share": float((rows[:, 3] / np.maximum(rows[:, 2], 1e-9)).max()),
+            "peak_memory_bytes": int(rows[:, 4].max()),
+        }
+        state.epoch, state.sums = state.epoch + 1, [0.0] * 4
+        if not line["val_top1"] <= state.best:  # better, or there is no val split
+            state.best = line["val_top1"]
+            if self.folder:
+                self.folder.save_best(self.evaluated.state_dict())
+        if self.metrics:
+            self.metrics.epoch(line)
+        self.say(
+            f"epoch {line['epoch']}/{self.config.epochs}: train loss {line['train_loss']:.4f}, "
+            f"val loss {line['val_loss']:.4f}, top-1 {line['val_top1']:.2%}, top-5 {line['val_top5']:.2%}; "
+            f"{line['images_per_second']:,.0f} images/s, data wait {line['data_wait_share']:.1%}, "
+            f"peak memory {line['peak_memory_bytes'] / 1e9:.2f} GB"
+        )
 
 
 def _profiler(out: Path) -> torch.profiler.profile:
