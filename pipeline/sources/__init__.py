@@ -13,7 +13,7 @@ import numpy as np
 from pipeline.errors import UsageError
 from pipeline.sources import names, subset
 from pipeline.sources.base import UNLABELLED, Source, SourceSet
-from pipeline.sources.detect import detect
+from pipeline.sources.detect import detect_kind
 from pipeline.sources.folder import open_folder
 from pipeline.sources.imagenet import open_imagenet
 from pipeline.sources.kaggle import open_kaggle
@@ -71,7 +71,7 @@ def open_source(
         raise UsageError(f"--source {kind}: must be one of {', '.join(SOURCE_KINDS)}")
     if splits is not None:
         splits = [names.split_of_folder(os.fsencode(split)) or split for split in splits]
-    kind = kind or detect(src)
+    kind = kind or detect_kind(src)
     if check_md5 and kind != "imagenet":
         raise UsageError(f"--check-md5: only the official ImageNet archives have known sums; {src} is a {kind} source")
     if download and kind != "torchvision":

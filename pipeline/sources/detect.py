@@ -25,7 +25,7 @@ _COMPRESSED = {
 }
 
 
-def detect(src: Any) -> str:
+def detect_kind(src: Any) -> str:
     """The kind of source, one of `SOURCE_KINDS`.
 
     Raises:

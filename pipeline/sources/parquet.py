@@ -96,11 +96,13 @@ class ParquetSource(Indexed):
             except UsageError as error:
                 raise Error(str(error)) from None
             column = table.column(0).combine_chunks()
-            kept = sum(other.nbytes for other in self._groups.values())
-            for oldest in list(self._groups):
-                if kept + column.nbytes <= CACHE_BYTES:
+            kept = list(self._groups.items())  # a copy: other threads may read, too
+            kept_bytes = sum(other.nbytes for _, other in kept)
+            for oldest, other in kept:
+                if kept_bytes + column.nbytes <= CACHE_BYTES:
                     break
-                kept -= self._groups.pop(oldest).nbytes
+                kept_bytes -= other.nbytes
+                self._groups.pop(oldest, None)
         self._groups[group] = column
         return column
 

@@ -52,9 +52,7 @@ class PackedSource(Indexed):
         if self.kind[i] == _PATH:
             return read_file(data)
         if self.kind[i] == _ENCODED:
-            if not data:
-                raise BadSample("empty", names.text(self.key(i)))
-            return data
+            return _encoded(data, self.key(i))
         height, width, channels, dtype = self.shape[i].tolist()
         if dtype < 0:
             raise BadSample("bad-shape", names.text(data))
@@ -98,7 +96,7 @@ class LazySource(Indexed):
         try:
             image = self.samples[i][0]
             if isinstance(image, bytes | bytearray | memoryview):
-                return bytes(image)
+                return _encoded(bytes(image), self.key(i))
             return read_file(os.fsencode(image)) if isinstance(image, str | os.PathLike) else image_array(image)
         except OSError as error:  # what PIL raises for a damaged file has no number
             if error.errno is None:
@@ -110,6 +108,12 @@ class LazySource(Indexed):
         return np.zeros((len(indices), 2), np.int64)
 
 
+def _encoded(data: bytes, key: bytes) -> bytes:
+    if not data:
+        raise BadSample("empty", names.text(key))
+    return data
+
+
 def image_array(image: Any) -> np.ndarray:
     """An array, or a PIL image of any mode, as uint8 or uint16 of shape (H, W) or (H, W, channels).
 
@@ -117,8 +121,13 @@ def image_array(image: Any) -> np.ndarray:
         BadSample: another dtype or shape.
     """
     if hasattr(image, "getbands"):  # a PIL image, without importing PIL
-        if image.mode.startswith("I;16"):
-            return np.asarray(image).astype(np.uint16)
+        if image.mode.startswith("I"):  # 16 bits, in 32 with some versions of PIL
+            deep = np.asarray(image)
+            if not ((deep >= 0) & (deep <= 65535)).all():
+                raise BadSample("bad-shape", f"PIL mode {image.mode} with values outside 0..65535")
+            return deep.astype(np.uint16)
+        if image.mode == "F":
+            raise BadSample("bad-shape", "PIL mode F")
         if image.mode not in ("L", "RGB", "RGBA"):
             image = image.convert("RGBA" if image.mode in ("LA", "PA", "La") or "transparency" in image.info else "RGB")
     array = np.asarray(image)

@@ -60,7 +60,7 @@ def order_classes(found: SourceSet, order: str | Path) -> SourceSet:
             raise UsageError(f"--class-order numeric: class {bad[0]!r} is no integer; give a file of ids in order")
         ids = sorted(found.class_ids, key=int)
     else:
-        lines = _lines(order)
+        lines = _lines("--class-order", order)
         ids = _ids(lines, found, "--class-order", order)
         missing = sorted(set(found.class_ids) - set(ids))
         if missing:
@@ -77,7 +77,7 @@ def choose_classes(found: SourceSet, classes: str | Path) -> SourceSet:
     Raises:
         UsageError: no such file, or classes that the source lacks.
     """
-    ids = _ids(_lines(classes), found, "--classes", classes)
+    ids = _ids(_lines("--classes", classes), found, "--classes", classes)
     unknown = sorted(set(ids) - set(found.class_ids))
     if unknown:
         raise UsageError(f"--classes {classes}: {_some(unknown)} not in {found.origin}; correct or remove these lines")
@@ -123,11 +123,11 @@ def _with(found: SourceSet, ids: list[str], names: list[str] | None, splits: dic
     return SourceSet(found.kind, ids, splits, names, found.ignored, found.notes, found.origin)
 
 
-def _lines(path: str | Path) -> list[str]:
+def _lines(flag: str, path: str | Path) -> list[str]:
     try:
         content = Path(path).read_bytes()
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}; give a text file with one class id per line") from None
+        raise UsageError(f"{flag} {path}: {error.strerror}; give a text file with one class id per line") from None
     text = content.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "backslashreplace")
     lines = [line.strip() for line in text.splitlines()]
     return [line for line in lines if line and not line.startswith("#")]

@@ -1,0 +1,237 @@
+"""Samples passed from Python."""
+
+import subprocess
+import sys
+
+import joblib
+import numpy as np
+import pytest
+from layouts import write_files
+from PIL import Image
+
+from pipeline.errors import BadSample, UsageError
+from pipeline.sources import UNLABELLED, open_source
+from pipeline.sources.sequence import LazySource, PackedSource
+
+RNG = np.random.default_rng(0)
+GRAY = RNG.integers(0, 256, (4, 5), np.uint8)
+COLOUR = RNG.integers(0, 256, (6, 3, 3), np.uint8)
+DEEP = RNG.integers(0, 65536, (2, 2, 4), np.uint16)
+
+
+def only(samples, **options):
+    (source,) = open_source(samples, **options).splits.values()
+    return source
+
+
+def test_all_kinds_of_images(tmp_path, monkeypatch):
+    write_files(tmp_path, "a.jpg", "b.jpg")
+    monkeypatch.chdir(tmp_path)
+    found = open_source(
+        [
+            (b"encoded", "dog"),
+            ("a.jpg", "cat"),
+            (tmp_path / "b.jpg", "cat"),
+            (GRAY, "dog"),
+            (COLOUR[:, ::-1], None),
+            (DEEP.astype(">u2"), "dog", "key of its own"),
+            (Image.fromarray(COLOUR), "cat", b"\xff"),
+            (bytearray(b"more"), "dog"),
+        ]
+    )
+    assert (found.kind, found.class_ids, list(found.splits)) == ("sequence", ["cat", "dog"], ["train"])
+    source = found.splits["train"]
+    monkeypatch.chdir("/")
+    joblib.dump(source, tmp_path / "index")
+    for loaded in (source, joblib.load(tmp_path / "index", mmap_mode="r")):
+        assert isinstance(loaded, PackedSource)
+        images = [loaded.read(i) for i in range(8)]
+        assert images[:3] == [b"encoded", b"a.jpg", b"b.jpg"]
+        for image, wanted in zip(images[3:7], (GRAY, COLOUR[:, ::-1], DEEP, COLOUR), strict=True):
+            assert image.dtype == wanted.dtype
+            assert np.array_equal(image, wanted)
+        assert images[7] == b"more"
+        assert loaded.labels.tolist() == [1, 0, 0, 1, UNLABELLED, 1, 0, 1]
+    path = str(tmp_path / "b.jpg").encode()
+    keys = [source.key(i) for i in range(8)]
+    assert keys == [b"0", b"a.jpg", path, b"3", b"4", b"key of its own", b"\xff", b"7"]
+
+
+def test_integer_labels_keep_their_value():
+    found = open_source([(b"x", np.int64(3)), (b"y", 0), (b"z", -1), (b"w", np.array(2))])
+    assert found.class_ids == ["0", "1", "2", "3"]
+    assert found.splits["train"].labels.tolist() == [3, 0, UNLABELLED, 2]
+
+
+def test_splits_in_a_mapping():
+    found = open_source({"val": [(b"v", "b")], "train": [(b"x", "b"), (b"y", "a")]})
+    assert list(found.splits) == ["train", "val"]
+    assert found.splits["val"].labels.tolist() == [1]
+    only_val = open_source({"val": [(b"v", "b")], "train": [(b"x", "b"), (b"y", "a")]}, splits=["val"])
+    assert (list(only_val.splits), only_val.class_ids) == (["val"], ["a", "b"])
+    with pytest.raises(UsageError, match="sample 0 of val: class 'c' isn't in train"):
+        open_source({"val": [(b"v", "c")], "train": [(b"x", "b")]})
+
+
+def test_the_only_split_takes_the_name_asked_for():
+    assert list(open_source([(b"x", 0)], splits=["test"]).splits) == ["test"]
+
+
+def test_repeated_paths_are_numbered_and_repeated_keys_refused():
+    source = only([("a.jpg", 0), ("b.jpg", 0), ("a.jpg", 1)])
+    assert [source.key(i) for i in range(3)] == [b"0", b"1", b"2"]
+    with pytest.raises(UsageError, match="samples 0 and 1 have the same key b'k'"):
+        open_source([(b"x", 0, "k"), (b"y", 0, "k")])
+
+
+@pytest.mark.parametrize(
+    ("image", "reason"),
+    [
+        (np.zeros((3, 3), np.float32), "bad-shape"),
+        (np.zeros((3, 3, 2), np.uint8), "bad-shape"),
+        (np.zeros((3,), np.uint8), "bad-shape"),
+        (np.zeros((0, 3, 3), np.uint8), "bad-shape"),
+        (np.zeros((2, 3, 3, 3), np.uint8), "bad-shape"),
+        (object(), "bad-shape"),
+        (b"", "empty"),
+        ("nowhere.jpg", "missing"),
+    ],
+)
+def test_bad_samples(image, reason):
+    class Lazy:
+        def __len__(self):
+            return 1
+
+        def __getitem__(self, i):
+            return image, 0
+
+    for source in (only([(image, 0)]), only(Lazy())):
+        with pytest.raises(BadSample) as caught:
+            source.read(0)
+        assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("mode", "kept_as"),
+    [("L", "L"), ("RGBA", "RGBA"), ("1", "RGB"), ("P", "RGB"), ("CMYK", "RGB"), ("YCbCr", "RGB"), ("LA", "RGBA")],
+)
+def test_pil_modes(mode, kept_as):
+    image = Image.fromarray(COLOUR).convert(mode)
+    found = only([(image, 0)]).read(0)
+    assert found.dtype == np.uint8
+    assert np.array_equal(found, np.asarray(image.convert(kept_as)))
+
+
+def test_deep_pil_images_are_not_clipped():
+    deep = DEEP[:, :, 0]
+    for image in (Image.fromarray(deep), Image.fromarray(deep.astype(np.int32))):
+        found = only([(image, 0)]).read(0)
+        assert found.dtype == np.uint16
+        assert np.array_equal(found, deep)
+    for array in (np.full((2, 2), -1, np.int32), np.full((2, 2), 70_000, np.int32), np.ones((2, 2), np.float32)):
+        with pytest.raises(BadSample, match="bad-shape"):
+            only([(Image.fromarray(array), 0)]).read(0)
+
+
+def test_transparent_palette():
+    image = Image.fromarray(COLOUR).convert("P")
+    image.info["transparency"] = 0
+    assert np.array_equal(only([(image, 0)]).read(0), np.asarray(image.convert("RGBA")))
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        ([b"x"], r"sample 0 is a bytes; pass \(image, label\)"),
+        ((COLOUR, [1, 2]), r"sample 0 is a ndarray; .* list\(zip\(images, labels\)\)"),
+        ([(b"x", 1, "k", 2)], "sample 0 is a tuple"),
+        ([(b"x", 1.5)], "sample 0 has the label 1.5"),
+        ([(b"x", True)], "sample 0 has the label True"),
+        ([(b"x", 1), (b"y", "a")], "some labels are integers and some are text"),
+        ((pair for pair in [(b"x", 1)]), "a generator, which has no length; pass a list"),
+        (7, "a int, which has no length"),
+        ([], "the samples: no images found"),
+    ],
+)
+def test_what_is_no_sequence_of_samples(samples, message):
+    with pytest.raises(UsageError, match=message):
+        open_source(samples)
+
+
+def test_a_path_is_no_sequence(tmp_path):
+    with pytest.raises(UsageError, match="--source sequence is for samples that a Python program passes"):
+        open_source(tmp_path, "sequence")
+
+
+def test_stamps_follow_the_content(tmp_path):
+    write_files(tmp_path, "a.jpg")
+    source = only([(b"abc", 0), (GRAY, 0), (tmp_path / "a.jpg", 0), (tmp_path / "no.jpg", 0)])
+    stamps = source.stamps(np.arange(4))
+    assert stamps[:, 0].tolist() == [3, 20, len("a.jpg"), -1]
+    other = only([(b"abd", 0), (GRAY, 0), (tmp_path / "a.jpg", 0), (tmp_path / "no.jpg", 0)]).stamps(np.arange(4))
+    assert (stamps != other).any(1).tolist() == [True, False, False, False]
+
+
+class Squares:
+    """A sequence that makes its images when it is asked."""
+
+    asked = 0
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, i):
+        Squares.asked += 1
+        return np.full((2, 2), i, np.uint8), i * i
+
+
+def test_a_lazy_sequence_is_asked_when_read(tmp_path):
+    found = open_source(Squares(), splits=["val"])
+    source = found.splits["val"]
+    assert isinstance(source, LazySource)
+    assert source.labels.tolist() == [0, 1, 4]
+    assert Squares.asked == 3
+    joblib.dump(source, tmp_path / "index")
+    again = joblib.load(tmp_path / "index", mmap_mode="r")
+    assert [int(again.read(i)[0, 0]) for i in range(3)] == [0, 1, 2]
+    assert again.stamps(np.arange(3)).tolist() == [[0, 0]] * 3
+
+
+def test_a_lazy_sequence_of_a_script_is_pickled_by_value(tmp_path):
+    script = """
+import joblib, sys
+from pipeline.sources import open_source
+class Mine:
+    def __len__(self): return 2
+    def __getitem__(self, i): return b"image %d" % i, i
+joblib.dump(open_source(Mine()).splits["train"], sys.argv[1])
+"""
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "index")], check=True)
+    source = joblib.load(tmp_path / "index", mmap_mode="r")
+    assert [source.read(i) for i in range(2)] == [b"image 0", b"image 1"]
+
+
+def test_errors_while_a_lazy_sequence_reads():
+    class Broken:
+        error: Exception = OSError("broken data stream when reading image file")
+        ready = False
+
+        def __len__(self):
+            return 1
+
+        def __getitem__(self, i):
+            if self.ready:
+                raise self.error
+            return b"x", 0
+
+    samples = Broken()
+    source = only(samples)
+    samples.ready = True
+    for error, reason in ((samples.error, "corrupt"), (FileNotFoundError(2, "No such file"), "missing")):
+        samples.error = error
+        with pytest.raises(BadSample) as caught:
+            source.read(0)
+        assert caught.value.reason == reason
+    samples.error = KeyError("a bug")
+    with pytest.raises(KeyError):
+        source.read(0)
