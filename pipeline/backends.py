@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
@@ -11,6 +14,7 @@ import joblib
 from pipeline.errors import Error, UsageError
 
 BACKENDS = ("loky", "dask", "ray")
+PARENT_POLL_SECONDS = 0.5
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
@@ -32,7 +36,7 @@ def backend(name: str, scheduler: str | None) -> Iterator[None]:
     if name == "loky":
         if scheduler:
             raise UsageError("--scheduler goes with --backend dask or ray")
-        with joblib.parallel_config(backend="loky"):
+        with joblib.parallel_config(backend="loky", initializer=end_with_parent, initargs=(os.getpid(),)):
             yield
     elif name == "dask":
         with _dask(scheduler), joblib.parallel_config(backend="dask"):
@@ -40,6 +44,17 @@ def backend(name: str, scheduler: str | None) -> Iterator[None]:
     else:
         with _ray(scheduler), joblib.parallel_config(backend="ray"):
             yield
+
+
+def end_with_parent(parent_pid: int) -> None:
+    """Let this worker process end when its parent does. Loky's otherwise live on for minutes, with queued jobs."""
+
+    def watch() -> None:
+        while os.getppid() == parent_pid:
+            time.sleep(PARENT_POLL_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
 @contextlib.contextmanager
