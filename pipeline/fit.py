@@ -7,6 +7,7 @@ The rounding is torchvision's, so that a stored image lies on the same pixel gri
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from pipeline.geometry import Geometry
@@ -33,6 +34,7 @@ class Placement:
         return min((right - left) / self.size[0], (bottom - top) / self.size[1])
 
 
+@functools.lru_cache(4096)  # photographs come in few sizes
 def place(height: int, width: int, geometry: Geometry) -> Placement:
     """Where a source of `height` x `width` pixels (both at least 1) goes.
 

@@ -74,10 +74,10 @@ def scale_to_8_bit(levels: np.ndarray, maximum: int | None = 65535) -> np.ndarra
         low, high = (0.0, fitting[0]) if fitting else (smallest, largest)
     out = np.empty(levels.shape, np.uint8)
     flat_in, flat_out = levels.reshape(-1), out.reshape(-1)
-    scale = 255.0 / (high - low) if high > low else 0.0
+    span = high - low or 1.0
     for start in range(0, flat_in.size, STRIP_PIXELS):  # in strips, so that float64 stays small
         part = slice(start, start + STRIP_PIXELS)
-        flat_out[part] = np.floor((flat_in[part].astype(np.float64) - low) * scale + 0.5)
+        flat_out[part] = np.floor((flat_in[part].astype(np.float64) - low) * 255 / span + 0.5)
     return out
 
 

@@ -64,7 +64,7 @@ def open_rgb(
             check_pixels(image.height, image.width, max_pixels)  # of an icon it is known only now
             mode = image.mode
             if exif_transpose:
-                image = _upright(image, complaints)
+                _turn_upright(image, complaints)
             image = to_rgb(image, background)
         except (BadSample, MemoryError):
             raise
@@ -85,12 +85,11 @@ def jpeg_orientation(data: bytes) -> int:
     return orientation if orientation in range(1, 9) else 1
 
 
-def _upright(image: Image.Image, complaints: Complaints) -> Image.Image:
+def _turn_upright(image: Image.Image, complaints: Complaints) -> None:
     try:
-        return ImageOps.exif_transpose(image)
+        ImageOps.exif_transpose(image, in_place=True)
     except Exception:  # EXIF that can't be parsed says nothing about the orientation
         complaints.count += 1
-        return image
 
 
 def _why_unidentified(data: bytes) -> BadSample:

@@ -176,7 +176,7 @@ def _file_problems(distribution: importlib.metadata.Distribution) -> Iterator[st
     files = [(file, file.hash) for file in distribution.files or [] if file.parts[0] == "PIL" and file.hash]
     if not files:
         return  # installed by a system's package manager, which checks its own files
-    folder = Path(PIL.__file__).parent
+    folder = Path(str(distribution.locate_file("PIL")))
     known = {Path(str(distribution.locate_file(file))).resolve() for file, _ in files}
     for file, wanted in files:
         path = Path(str(distribution.locate_file(file)))
