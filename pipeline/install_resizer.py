@@ -143,6 +143,10 @@ def repack(wheel: Path, version: str) -> Path:
     return target
 
 
+def installed_versions() -> list[str]:
+    return [distribution.version for distribution in importlib.metadata.distributions(name=CORE_NAME)]
+
+
 def core_works() -> bool:
     """Whether a fresh process resizes with pillow-simd, and rightly."""
     code = (
@@ -155,8 +159,7 @@ def install() -> None:
     """Install pillow-simd-core for this machine; BuildError says why it can't be done, and leaves none installed."""
     try:
         version = wanted_version()
-        installed = [d.version for d in importlib.metadata.distributions(name=CORE_NAME)]
-        if installed == [version] and core_works():
+        if installed_versions() == [version] and core_works():
             return
         say(f"building pillow-simd {version} (about a minute)")
         with tempfile.TemporaryDirectory() as folder:
@@ -168,7 +171,7 @@ def install() -> None:
         if not core_works():
             raise BuildError("the core was built, but does not work")
     except BuildError:
-        if list(importlib.metadata.distributions(name=CORE_NAME)):
+        if installed_versions():
             pip("uninstall", "--quiet", "--yes", CORE_NAME)
         raise
 
@@ -179,8 +182,14 @@ def main() -> int:
         install()
     except BuildError as error:
         say(f"without pillow-simd: {error}")
-    checks = [subprocess.run([sys.executable, "-m", *module]) for module in (["pipeline.resizer"], ["pip", "check"])]
-    return int(any(check.returncode for check in checks))
+    return run_checks()
+
+
+def run_checks() -> int:
+    """Check PIL, resizer and dependencies in fresh processes, which print what they find; the exit code."""
+    modules = (["pipeline.resizer"], ["pip", "--disable-pip-version-check", "check"])
+    codes = [subprocess.run([sys.executable, "-m", *module]).returncode for module in modules]
+    return int(any(codes))
 
 
 if __name__ == "__main__":
