@@ -2,7 +2,9 @@
 
 import sys
 
-from pipeline.cli import main
-
 if __name__ == "__main__":
+    try:
+        from pipeline.cli import main
+    except KeyboardInterrupt:
+        sys.exit(130)  # Ctrl-C before anything began
     sys.exit(main())

@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -246,11 +247,19 @@ def _terminate(signum: int, frame: object) -> None:
     raise SystemExit(TERMINATED)
 
 
+def _interrupt(signum: int, frame: object) -> None:
+    """The first Ctrl-C ends the run in order; the second at once, which loses nothing either."""
+    signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+    raise KeyboardInterrupt
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0 success, 1 failed check or job, 2 wrong use."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
-    signal.signal(signal.SIGTERM, _terminate)  # so that workers and temp files are cleaned up
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _terminate)  # so that workers and temp files are cleaned up
+        signal.signal(signal.SIGINT, _interrupt)
     try:
         parsed = make_parser().parse_args(arguments)
         name = parsed.command

@@ -171,12 +171,12 @@ class Conversion:
                 )
                 report.bad = own
                 return
-            self._check_unchanged(plans)
             report.bad = self._gather_bad(plans)
             for workspace in self.workspaces:
                 write_errors(workspace, report.bad)
             if report.bad and on_error == "stop":
                 raise BadSamplesError(bad_samples_line(report.bad, self.workspaces[0]))
+            self._check_unchanged(plans)
             for plan in plans:
                 for workspace in self.workspaces:
                     if not (workspace.dst / plan.split).exists():
