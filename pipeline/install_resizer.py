@@ -27,7 +27,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from pipeline.resizer import CORE_MODULE, CORE_NAME, cpu_flags, pil_owners
+from pipeline.packages import CORE_MODULE, CORE_NAME, cpu_flags, file_problems, installed_core, pil_owners
 
 SIMD_VERSION = "12.1.1.post0"
 # What pillow-simd's core would be linked to. Resizing needs none of it; decoding is Pillow's.
@@ -51,26 +51,31 @@ class BuildError(Exception):
 
 
 def pip(*arguments: str, env: dict[str, str] | None = None) -> None:
-    """Run this interpreter's pip; BuildError with its last error line when it fails."""
+    """Run this interpreter's pip; BuildError with one line of its errors when it fails."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
     done = subprocess.run(
         command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     )
     if done.returncode:
         lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
-        errors = [line for line in lines if "error" in line.lower()] or lines or ["no output"]
-        raise BuildError(f"pip {arguments[0]}: {errors[-1][:200]}")
+        # The compiler's or setuptools' first error says more than pip's own, which come last.
+        errors = [line for line in lines if "error: " in line] or lines[-1:] or ["no output"]
+        raise BuildError(f"pip {arguments[0]}: {errors[0][:200]}")
 
 
 def repair_pillow() -> None:
-    """Leave one owner of the folder PIL: Pillow."""
+    """Leave one owner of the folder PIL, Pillow, with the files of one release."""
     owners = pil_owners()
+    version = importlib.metadata.version("pillow") if "pillow" in owners else None
     if owners != ["pillow"]:
-        say(f"PIL belongs to {' and '.join(owners) or 'no distribution'}: leaving Pillow's files only")
-        version = importlib.metadata.version("pillow") if "pillow" in owners else None
+        say(f"PIL belongs to {' and '.join(owners) or 'no package'}: leaving Pillow's files only")
         if owners:
             pip("uninstall", "--quiet", "--yes", *owners)
-        pip("install", "--quiet", "--no-deps", f"pillow=={version}" if version else "pillow")
+    elif file_problems(importlib.metadata.distribution("pillow")):
+        say(f"PIL isn't as pillow {version} installed it: installing it again")
+    else:
+        return
+    pip("install", "--quiet", "--no-deps", "--force-reinstall", f"pillow=={version}" if version else "pillow")
 
 
 def wanted_version() -> str:
@@ -94,11 +99,11 @@ def compiler() -> str:
     return found
 
 
-def build(version: str, folder: Path) -> Path:
-    """Build pillow-simd's wheel in `folder`; its path."""
+def build(version: str, cc: str, folder: Path) -> Path:
+    """Build pillow-simd's wheel in `folder` with the C compiler `cc`; its path."""
     release, _, label = version.partition("+")
     env = os.environ | {
-        "CC": compiler() + (" -mavx2" if label == "avx2" else ""),
+        "CC": cc + (" -mavx2" if label == "avx2" else ""),
         "CFLAGS": "-O3 -DNDEBUG -fwrapv -g0",  # setuptools takes these instead of Python's own
         # The core finds its own functions even if Pillow's, which have the same names, were loaded globally.
         "LDFLAGS": f"{os.environ.get('LDFLAGS', '')} -Wl,-Bsymbolic".strip(),
@@ -143,10 +148,6 @@ def repack(wheel: Path, version: str) -> Path:
     return target
 
 
-def installed_versions() -> list[str]:
-    return [distribution.version for distribution in importlib.metadata.distributions(name=CORE_NAME)]
-
-
 def core_works() -> bool:
     """Whether a fresh process resizes with pillow-simd, and rightly."""
     code = (
@@ -159,11 +160,12 @@ def install() -> None:
     """Install pillow-simd-core for this machine; BuildError says why it can't be done, and leaves none installed."""
     try:
         version = wanted_version()
-        if installed_versions() == [version] and core_works():
+        if installed_core() == version and core_works():
             return
+        cc = compiler()
         say(f"building pillow-simd {version} (about a minute)")
         with tempfile.TemporaryDirectory() as folder:
-            wheel = repack(build(version, Path(folder)), version)
+            wheel = repack(build(version, cc, Path(folder)), version)
             pip(
                 *("install", "--quiet", "--no-deps", "--no-index", "--force-reinstall"),
                 *("--find-links", str(wheel.parent), f"{CORE_NAME}=={version}"),
@@ -171,7 +173,7 @@ def install() -> None:
         if not core_works():
             raise BuildError("the core was built, but does not work")
     except BuildError:
-        if installed_versions():
+        if installed_core() is not None:
             pip("uninstall", "--quiet", "--yes", CORE_NAME)
         raise
 

@@ -10,25 +10,21 @@ be built, Pillow's core, which has the same interface, resizes too: slower, and 
 
 from __future__ import annotations
 
-import base64
 import functools
-import hashlib
 import importlib
 import importlib.metadata
 import io
 import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from types import ModuleType
 
 import numpy as np
 import PIL
 from PIL import Image, features
 
-CORE_NAME = "pillow-simd-core"
-CORE_MODULE = "pillow_simd_core"
-PIL_OWNERS = ("pillow", "pillow-simd", "pil")
+from pipeline.packages import CORE_MODULE, cpu_flags, file_problems, installed_core, instruction_set, pil_owners
+
 FILTERS = {
     "box": Image.Resampling.BOX,
     "bilinear": Image.Resampling.BILINEAR,
@@ -38,47 +34,22 @@ FILTERS = {
 # Blocks of memory (16 MB at most each) that the core keeps for the next image. Without any, each resize gets its
 # pages from the kernel anew, which takes longer than the resize.
 CACHED_BLOCKS = 3
-REINSTALL = "run `python -m pipeline.install_resizer`"
-
-
-def cpu_flags() -> frozenset[str]:
-    """Names of this processor's instruction sets as Linux gives them; empty elsewhere."""
-    try:
-        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
-            for line in file:
-                if line.startswith("flags"):
-                    return frozenset(line.partition(":")[2].split())
-    except OSError:
-        pass
-    return frozenset()
-
-
-def _installed_core() -> str | None:
-    """Version of pillow-simd-core, such as `12.1.1.post0+avx2`, or None."""
-    try:
-        return importlib.metadata.version(CORE_NAME)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def instruction_set(version: str) -> str:
-    """`avx2` or `sse4.1`, out of a version of pillow-simd-core."""
-    return {"avx2": "avx2"}.get(version.partition("+")[2], "sse4.1")
+REPAIR = "run `python -m pipeline.install_resizer`"
 
 
 @functools.cache
 def _load_core() -> tuple[ModuleType | None, str]:
     """pillow-simd's core, or None and why it isn't used."""
-    version = _installed_core()
+    version = installed_core()
     if version is None:
         return None, "pillow-simd isn't installed"
     needed = instruction_set(version).replace(".", "_")
     if needed not in cpu_flags():
-        return None, f"pillow-simd was built for {needed}, which this processor lacks; {REINSTALL}"
+        return None, f"pillow-simd was built for {needed}, which this processor lacks; {REPAIR}"
     try:
         core = importlib.import_module(f"{CORE_MODULE}._imaging")
     except ImportError as error:
-        return None, f"pillow-simd can't be loaded ({error}); {REINSTALL}"
+        return None, f"pillow-simd can't be loaded ({error}); {REPAIR}"
     core.set_blocks_max(CACHED_BLOCKS)
     return core, ""
 
@@ -88,7 +59,7 @@ def resizer() -> str:
     core, _ = _load_core()
     if core is None:
         return f"pillow {PIL.__version__}"
-    version = _installed_core() or ""
+    version = installed_core() or ""
     return f"pillow-simd {version.partition('+')[0]} ({instruction_set(version)})"
 
 
@@ -166,32 +137,6 @@ def speedup() -> float:
     return seconds(Image.core) / seconds(_load_core()[0] or Image.core)
 
 
-def pil_owners() -> list[str]:
-    """Installed distributions that own the folder PIL; more than one mean a mixture of releases."""
-    return [name for name in PIL_OWNERS if any(importlib.metadata.distributions(name=name))]
-
-
-def _file_problems(distribution: importlib.metadata.Distribution) -> Iterator[str]:
-    """Files of PIL that are altered, missing or foreign, against the list that the distribution installed."""
-    files = [(file, file.hash) for file in distribution.files or [] if file.parts[0] == "PIL" and file.hash]
-    if not files:
-        return  # installed by a system's package manager, which checks its own files
-    folder = Path(str(distribution.locate_file("PIL")))
-    known = {Path(str(distribution.locate_file(file))).resolve() for file, _ in files}
-    for file, wanted in files:
-        path = Path(str(distribution.locate_file(file)))
-        try:
-            digest = hashlib.new(wanted.mode, path.read_bytes()).digest()
-        except OSError:
-            yield f"{path}: missing"
-            continue
-        if base64.urlsafe_b64encode(digest).rstrip(b"=").decode() != wanted.value:
-            yield f"{path}: not the file that {distribution.name} {distribution.version} installed"
-    for path in sorted(folder.rglob("*")):
-        if path.suffix in (".py", ".so", ".pyd") and path.resolve() not in known:
-            yield f"{path}: left by another release of PIL"
-
-
 def _round_trip(extension: str, **options: object) -> Callable[[], str | None]:
     def run() -> str | None:
         image, buffer = Image.fromarray(_photo()[:64, :64, :3]), io.BytesIO()
@@ -226,17 +171,17 @@ def core_problems() -> list[str]:
     """What is wrong with pillow-simd's core; [] where it is sound, or not installed."""
     core, why = _load_core()
     if core is None:
-        return [why] if _installed_core() is not None else []
+        return [why] if installed_core() is not None else []
     problems = []
-    if (_installed_core() or "").partition("+")[0] != core.PILLOW_VERSION:
-        problems.append(f"{core.__file__}: holds {core.PILLOW_VERSION}, installed as {_installed_core()}; {REINSTALL}")
+    if (installed_core() or "").partition("+")[0] != core.PILLOW_VERSION:
+        problems.append(f"{core.__file__}: holds {core.PILLOW_VERSION}, installed as {installed_core()}; {REPAIR}")
     pixels, ours, stock = _photo(), np.empty((96, 96, 3), np.uint8), np.empty((96, 96, 3), np.uint8)
     for name in FILTERS:
         for result, used in ((ours, core), (stock, Image.core)):
             resize_into(pixels, (30.5, 0.25, 414.0, 383.5), (96, 96), name, result, core=used)
         difference = int(np.abs(ours.astype(int) - stock).max())
         if difference > 3:
-            problems.append(f"pillow-simd's {name} filter differs from Pillow's by {difference} of 255; {REINSTALL}")
+            problems.append(f"pillow-simd's {name} filter differs from Pillow's by {difference} of 255; {REPAIR}")
     return problems
 
 
@@ -249,21 +194,12 @@ def check_coherent() -> list[str]:
     problems = []
     owners = pil_owners()
     if len(owners) > 1:
-        problems.append(
-            f"{' and '.join(owners)} share the folder PIL; run `pip uninstall -y {' '.join(owners)}`, then "
-            "`pip install pillow`"
-        )
-    else:
-        for name in owners:
-            distribution = importlib.metadata.distribution(name)
-            wrong = list(_file_problems(distribution))
-            if wrong:
-                more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-                problems.append(
-                    f"{wrong[0]}{more}; run `pip install --force-reinstall --no-deps {name}=={distribution.version}`"
-                )
+        problems.append(f"{' and '.join(owners)} share the folder PIL; {REPAIR}")
+    elif owners and (wrong := file_problems(importlib.metadata.distribution(owners[0]))):
+        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        problems.append(f"{wrong[0]}{more}; {REPAIR}")
     if PIL.__version__ != Image.core.PILLOW_VERSION:
-        problems.append(f"PIL is {PIL.__version__}, its core {Image.core.PILLOW_VERSION}; reinstall pillow")
+        problems.append(f"PIL is {PIL.__version__}, its core {Image.core.PILLOW_VERSION}; {REPAIR}")
     Image.init()
     problems += [line for name in ("JPEG", "PNG") if (line := _ROUND_TRIPS[name]()) is not None]
     return problems + core_problems()
@@ -276,7 +212,7 @@ def report() -> tuple[list[str], bool]:
     core, why = _load_core()
     if core is None:
         lines.append(
-            f"resizer: {resizer()}, without SIMD: {why}. Everything works; conversion takes about twice as long"
+            f"resizer: {resizer()}, without SIMD: {why}. Everything works; conversion takes two to three times as long"
         )
     else:
         lines.append(f"resizer: {resizer()}, {speedup():.1f} times as fast as pillow {PIL.__version__} here")

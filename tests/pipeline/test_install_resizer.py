@@ -99,11 +99,12 @@ def test_pip_failure_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_failed_build_leaves_pillow_and_says_so(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(version: str, folder: Path) -> Path:
+    def fail(version: str, cc: str, folder: Path) -> Path:
         raise BuildError("error: command 'cc' failed")
 
     calls: list[tuple[str, ...]] = []
     monkeypatch.setattr(install_resizer, "wanted_version", lambda: "99+avx2")
+    monkeypatch.setattr(install_resizer, "compiler", lambda: "cc")
     monkeypatch.setattr(install_resizer, "build", fail)
     monkeypatch.setattr(install_resizer, "pip", lambda *arguments, **_: calls.append(arguments))
     monkeypatch.setattr(install_resizer, "run_checks", lambda: 0)
@@ -121,19 +122,23 @@ def test_pillow_simd_laid_over_pillow_is_repaired(
     monkeypatch.setattr(install_resizer, "pip", lambda *arguments, **_: calls.append(arguments))
     install_resizer.repair_pillow()
     assert calls[0] == ("uninstall", "--quiet", "--yes", "pillow", "pillow-simd")
-    assert calls[1][:3] == ("install", "--quiet", "--no-deps")
-    assert calls[1][3].startswith("pillow==")
+    assert calls[1][:4] == ("install", "--quiet", "--no-deps", "--force-reinstall")
+    assert calls[1][4].startswith("pillow==")
     assert "pillow and pillow-simd" in capsys.readouterr().out
     calls.clear()
     monkeypatch.setattr(install_resizer, "pil_owners", lambda: ["pillow"])
     install_resizer.repair_pillow()
     assert calls == []
+    monkeypatch.setattr(install_resizer, "file_problems", lambda _: ["PIL/Image.py: altered"])
+    install_resizer.repair_pillow()
+    assert len(calls) == 1
+    assert calls[0][0] == "install"
 
 
 @pytest.mark.quick
 def test_nothing_to_do_builds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(install_resizer, "wanted_version", lambda: VERSION)
-    monkeypatch.setattr(install_resizer, "installed_versions", lambda: [VERSION])
+    monkeypatch.setattr(install_resizer, "installed_core", lambda: VERSION)
     monkeypatch.setattr(install_resizer, "core_works", lambda: True)
     monkeypatch.setattr(install_resizer, "build", None)
     install_resizer.install()

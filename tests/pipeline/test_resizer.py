@@ -17,6 +17,7 @@ import pytest
 from PIL import Image
 
 from pipeline import resizer
+from pipeline.packages import file_problems
 
 
 @pytest.fixture
@@ -68,7 +69,7 @@ def test_out_may_be_part_of_a_larger_array() -> None:
 
 @pytest.mark.usefixtures("reload_core")
 def test_without_pillow_simd_pillow_resizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resizer, "_installed_core", lambda: None)
+    monkeypatch.setattr(resizer, "installed_core", lambda: None)
     assert resizer.resizer() == f"pillow {PIL.__version__}"
     assert resizer.software_versions()["resizer"] == f"pillow {PIL.__version__}"
     assert resizer.core_problems() == []
@@ -83,7 +84,7 @@ def test_without_pillow_simd_pillow_resizes(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.usefixtures("reload_core")
 def test_a_core_for_another_processor_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resizer, "_installed_core", lambda: "12.1.1.post0+avx2")
+    monkeypatch.setattr(resizer, "installed_core", lambda: "12.1.1.post0+avx2")
     monkeypatch.setattr(resizer, "cpu_flags", lambda: frozenset({"sse4_1"}))
     assert resizer.resizer() == f"pillow {PIL.__version__}"
     assert "built for avx2, which this processor lacks" in resizer.core_problems()[0]
@@ -91,7 +92,7 @@ def test_a_core_for_another_processor_is_not_loaded(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.usefixtures("reload_core")
 def test_a_core_that_cannot_be_imported_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resizer, "_installed_core", lambda: "12.1.1.post0+sse4")
+    monkeypatch.setattr(resizer, "installed_core", lambda: "12.1.1.post0+sse4")
     monkeypatch.setattr(resizer, "cpu_flags", lambda: frozenset({"sse4_1"}))
     monkeypatch.setattr(resizer, "CORE_MODULE", "no_such_module")
     assert resizer.resizer() == f"pillow {PIL.__version__}"
@@ -102,7 +103,7 @@ def test_a_core_that_cannot_be_imported_is_a_problem(monkeypatch: pytest.MonkeyP
 def test_names() -> None:
     assert resizer.instruction_set("12.1.1.post0+avx2") == "avx2"
     assert resizer.instruction_set("12.1.1.post0+sse4") == "sse4.1"
-    version = resizer._installed_core()
+    version = resizer.installed_core()
     if version is None:
         assert resizer.resizer() == f"pillow {PIL.__version__}"
     else:
@@ -150,12 +151,12 @@ def test_altered_missing_and_foreign_files_are_problems(tmp_path: Path) -> None:
         record.append(f"PIL/{name},sha256={digest},{len(data)}\n")
     (info / "RECORD").write_text("".join(record))
     distribution = importlib.metadata.PathDistribution(info)
-    assert list(resizer._file_problems(distribution)) == []
+    assert file_problems(distribution) == []
 
     (folder / "_core.so").write_bytes(b"of another release")
     (folder / "gone.py").unlink()
     (folder / "_extra.so").write_bytes(b"left behind")
-    problems = list(resizer._file_problems(distribution))
+    problems = file_problems(distribution)
     assert len(problems) == 3
     assert "_core.so: not the file that pillow 1.0 installed" in problems[0]
     assert "gone.py: missing" in problems[1]
