@@ -71,12 +71,14 @@ def linear_axis(
     things."""
     finite = [value for value in values if math.isfinite(value)] or [0.0]
     low, high = min(finite), max(finite)
-    low = min(low, 0.0) if zero else low
-    if high <= low:
-        high = low + (abs(low) or 1.0)
+    low, high = (min(low, 0.0), max(high, 0.0)) if zero else (low, high)
+    scale = max(abs(low), abs(high))
+    if high - low <= 1e-9 * scale or scale < 1e-100:  # one value, or too close to tell apart
+        high = low + (scale if scale >= 1e-100 else 1.0)
     step = nice_step(max((high - low) / 5, 1.0 if whole else 0.0))
     low = 0.0 if zero and low == 0 else math.floor(low / step + 1e-9) * step
-    return Axis(low, math.ceil(high / step - 1e-9) * step, name, text=text, whole=whole)
+    high = max(math.ceil(high / step - 1e-9) * step, low + step)
+    return Axis(low, high, name, text=text, whole=whole)
 
 
 @dataclass(frozen=True)
@@ -251,8 +253,8 @@ def lines(series: Sequence[Series], label: str, x_axis: Axis, y_axis: Axis, most
             if total <= most_dots or place in lone:
                 title = tag("title", f"{one.name}, epoch {x:g}: {y_axis.text(y)}")
                 colour = f"fill:var(--s{one.number % NUM_COLOURS})"
-                dot = {"cx": f"{place[0]:.1f}", "cy": f"{place[1]:.1f}", "r": 3}
-                parts.append(tag("circle", title, class_="dot", style=colour, **dot))
+                dot = {"cx": f"{place[0]:.1f}", "cy": f"{place[1]:.1f}", "r": 2.6}
+                parts.append(tag("circle", title, style=colour, **dot))
     return plot.picture(label, *parts)
 
 

@@ -61,11 +61,11 @@ font-size:.92rem}
 .tall th:first-child,.tall td:first-child{padding-left:.75rem}
 table{border-collapse:collapse;width:100%;font-size:.9rem;font-variant-numeric:tabular-nums}
 caption{text-align:left;font-weight:600;padding:0 0 .4rem}
-th,td{text-align:left;padding:.38rem .9rem .38rem 0;border-bottom:1px solid var(--line);vertical-align:baseline}
+th,td{text-align:left;padding:.38rem .9rem .38rem 0;border-bottom:1px solid var(--line);vertical-align:top}
 thead th{color:var(--soft);font-weight:500;font-size:.82rem;white-space:nowrap;border-bottom-color:var(--soft)}
 tbody th{font-weight:500;overflow-wrap:break-word}
-td bdi,th bdi{display:inline-block;min-width:6rem;overflow-wrap:anywhere}
-.word{white-space:nowrap}
+td bdi,th bdi{display:inline-block;max-width:26rem;min-width:6rem;overflow-wrap:anywhere}
+.word,th code{white-space:nowrap}
 tbody tr:hover{background:var(--wash)}
 .num{text-align:right;white-space:nowrap}
 th:last-child,td:last-child{padding-right:.25rem}
@@ -76,6 +76,7 @@ th:last-child,td:last-child{padding-right:.25rem}
 .columns{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,21rem),1fr));gap:1.1rem 1.5rem;
 align-items:start}
 .columns>*{min-width:0;margin-top:0}
+.wide{grid-template-columns:repeat(auto-fit,minmax(min(100%,25rem),1fr))}
 .pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,12rem),1fr));gap:0 1.5rem}
 .chart{margin:0;background:var(--card);border:1px solid var(--line);border-radius:12px;padding:.95rem 1rem .75rem}
 .chart figcaption{font-weight:600;font-size:.95rem;margin-bottom:.4rem}
@@ -91,7 +92,6 @@ svg .mark{stroke:var(--s1);stroke-width:1.5;stroke-dasharray:5 3;fill:none}
 svg .mark-text{fill:var(--bad);font-weight:600}
 svg .faint{stroke:var(--soft);stroke-width:1;stroke-dasharray:2 4;fill:none}
 svg .line{fill:none;stroke-width:2.25;stroke-linejoin:round;stroke-linecap:round}
-svg .dot{stroke:var(--card);stroke-width:1}
 .sheet{display:grid;grid-template-columns:repeat(auto-fill,minmax(7.25rem,1fr));gap:.9rem .7rem;list-style:none;
 margin:.75rem 0;padding:0}
 .sheet figure{margin:0}
@@ -114,8 +114,8 @@ font-size:.78rem;font-weight:700;color:var(--card);background:var(--good)}
 .legend li{display:flex;gap:.5rem;align-items:center;overflow-wrap:anywhere}
 .legend svg{flex:none;width:2.4rem;height:.8rem}
 .best{font-weight:700}
+.matrix td,.matrix thead th+th{padding-left:.6rem}
 .differs{background:var(--wash);font-weight:600}
-.matrix td{text-align:right;white-space:nowrap}
 footer{color:var(--soft);font-size:.85rem;padding-top:1rem;padding-bottom:2.5rem}
 @media (max-width:34rem){.tiles>:last-child:nth-child(odd){grid-column:1/-1}
 .sheet{grid-template-columns:repeat(auto-fill,minmax(5.9rem,1fr))}.bars{width:42%}svg text{font-size:13.5px}

@@ -85,7 +85,8 @@ def _sheet(store: Store, survey: SplitSurvey, pictures: list[Picture]) -> Html:
         height, width = split.source_size[picture.slot].tolist()
         remark = f"slot {picture.slot}, originally {width} × {height}"
         side = str(split.image_shape[0])
-        image = tag("img", src=picture.uri, alt=f"{name}: {key}", width=side, height=side, title=remark)
+        place = {"width": side, "height": side, "loading": "lazy", "decoding": "async"}
+        image = tag("img", src=picture.uri, alt=f"{name}: {key}", title=remark, **place)
         short = store.class_names[label] if 0 <= label < len(store.class_names) else name
         bold = tag("b", tag("bdi", printable(short, KEY_LENGTH))) if labelled else None
         caption = tag("figcaption", bold, tag("bdi", key, class_="key"))

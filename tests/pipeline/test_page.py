@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pages import parse
+
+from pipeline.page import Html, bar_cell, count, data_size, join, page, printable, share, short_count, table, tag
+
+pytestmark = pytest.mark.quick
+
+
+@given(st.text(st.characters(exclude_categories=()), max_size=60))
+def test_any_text_comes_back_as_text(text: str) -> None:
+    made = tag("p", text, title=text)
+    made.encode()  # no lone surrogate is left
+    (element,) = parse(made).find("p")
+    assert element.text == printable(text)
+    assert element.attributes["title"] == printable(text)
+
+
+def test_only_markup_is_left_alone() -> None:
+    assert tag("p", "<b>&", tag("i", '"')) == '<p>&lt;b&gt;&amp;<i>"</i></p>'
+    assert tag("p", title='"><script>') == '<p title="&quot;&gt;&lt;script&gt;"></p>'
+    assert join("<", None, Html("<br>"), 3) == "&lt;<br>3"
+
+
+def test_attributes() -> None:
+    made = tag("details", class_="a", aria_label="x", open=True, hidden=False, id=None, viewBox="0")
+    assert made == '<details class="a" aria-label="x" open viewBox="0"></details>'
+    assert tag("img", src="data:,") == '<img src="data:,">'
+
+
+def test_printable_shows_what_is_not_and_shortens() -> None:
+    assert printable("a\x00\n\u202e\udc80é日") == "a\\x00\\n\\u202e\\udc80é日"
+    short = printable("a" * 100 + "b" * 100, 30)
+    assert short == "a" * 20 + " … " + "b" * 10
+
+
+@pytest.mark.parametrize(
+    ("made", "wanted"),
+    [
+        (count(1281167), "1,281,167"),
+        (short_count(1_281_167), "1.28M"),
+        (short_count(25_000), "25k"),
+        (short_count(0.5), "0.5"),
+        (data_size(98.4e9), "98.4 GB"),
+        (data_size(999), "999 bytes"),
+        (share(1, 3), "33.3%"),
+        (share(1, 1_000_000), "< 0.01%"),
+        (share(999_999, 1_000_000), "> 99.99%"),
+        (share(5, 700), "0.71%"),
+        (share(0, 5), "0%"),
+        (share(5, 5), "100%"),
+        (share(0, 0), "0%"),
+    ],
+)
+def test_figures(made: str, wanted: str) -> None:
+    assert made == wanted
+
+
+def test_table_marks_headings_and_figures() -> None:
+    tree = parse(table("What", ["Name", "Number"], [["a", "1"], ["b", bar_cell(1, 4, "one")]]))
+    assert tree.tables() == {"What": [["Name", "Number"], ["a", "1"], ["b", "one"]]}
+    assert [cell.attributes["scope"] for cell in tree.find("th")] == ["col", "col", "row", "row"]
+    assert tree.find("span", "bar")[0].attributes["style"] == "width:25%"
+
+
+def test_page_is_whole() -> None:
+    tree = parse(page("Kind", "A & B", "lead", [("a", "First", Html("<p>x</p>"))], front=Html("")).decode())
+    assert tree.find("title")[0].text == "A & B – Kind"
+    assert tree.find("h1")[0].text == "A & B"
+
+
+def test_needs_the_standard_library_only() -> None:
+    code = "import sys, pipeline.page; print([m for m in ('numpy', 'PIL', 'zarr', 'yaml') if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"

@@ -1,0 +1,181 @@
+"""Reading finished and running runs back from their folders, and comparing them. No torch."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline.errors import Error, UsageError
+
+METRICS, CONFIG, STARTS = "metrics.jsonl", "config.yaml", "starts.jsonl"
+IDENTITY_FIELDS = frozenset({"out", "resume", "debug"})
+"""Config fields that say where a run is, not what it is: they count as no difference."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run's folder.
+
+    Attributes:
+        name: the folder's name, with as many of its parents as tell it from the others.
+        folder: as it was given.
+        config: fields of config.yaml, empty where there is no such file.
+        epochs: lines of metrics.jsonl by rising epoch.
+        starts: lines of starts.jsonl, one per start and resume; empty in a run that recorded none.
+        is_cut: the last line of metrics.jsonl was cut short by a crash, and left out.
+    """
+
+    name: str
+    folder: Path
+    config: dict[str, Any]
+    epochs: list[dict[str, Any]]
+    starts: list[dict[str, Any]]
+    is_cut: bool
+
+    def values(self, key: str) -> list[float]:
+        """A figure of every epoch; NaN where it's missing or null."""
+        return [math.nan if line.get(key) is None else float(line[key]) for line in self.epochs]
+
+    def finite(self, key: str) -> list[float]:
+        return [value for value in self.values(key) if math.isfinite(value)]
+
+    def best(self, key: str, *, lowest: bool = False) -> tuple[float, int] | None:
+        """(value, epoch) of the best epoch, the first of equal ones; None where there is no figure."""
+        found = [(v, line["epoch"]) for v, line in zip(self.values(key), self.epochs, strict=True) if math.isfinite(v)]
+        return (min if lowest else max)(found, key=lambda pair: pair[0], default=None)
+
+    def last(self, key: str) -> float | None:
+        """The figure of the last epoch that has one."""
+        values = self.finite(key)
+        return values[-1] if values else None
+
+    def median(self, key: str) -> float | None:
+        """Median over the epochs; the first, which warms caches and compiles, counts only where it's the only one."""
+        values = self.finite(key)
+        return statistics.median(values[1:] or values) if values else None
+
+    @property
+    def commits(self) -> list[str]:
+        """Git commits that the run was started and resumed with, each once, in order."""
+        found = (str(start["git_commit"]) for start in self.starts if start.get("git_commit"))
+        return list(dict.fromkeys(found))
+
+
+def load_runs(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
+    """Read the runs' folders, in the order given, each once.
+
+    Raises:
+        UsageError: a path that is no run's folder.
+        Error: a broken line or file in it.
+    """
+    folders = list(dict.fromkeys(Path(os.path.abspath(path)) for path in paths))
+    if not folders:
+        raise UsageError("no run given; give the folders of runs, such as runs/*")
+    return [_load(name, folder) for name, folder in zip(_names(folders), folders, strict=True)]
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """The shortest ends of the paths that differ."""
+    for depth in range(1, max(len(folder.parts) for folder in folders) + 1):
+        names = ["/".join(folder.parts[-depth:]) for folder in folders]
+        if len(set(names)) == len(names):
+            break
+    return names
+
+
+def _load(name: str, folder: Path) -> Run:
+    file = folder / METRICS
+    if not file.is_file():
+        what = "has no metrics.jsonl" if folder.is_dir() else "no such folder"
+        raise UsageError(f"{folder}: {what}; give the folder of a run, such as runs/NAME")
+    lines, is_cut = _json_lines(file)
+    epochs: dict[float, dict[str, Any]] = {}
+    for number, line in enumerate(lines, 1):
+        wrong = [key for key, value in line.items() if not isinstance(value, int | float | None)]
+        if not isinstance(line.get("epoch"), int) or wrong:
+            what = f"{wrong[0]} is {line[wrong[0]]!r}, not a number" if wrong else "no epoch in it"
+            raise Error(f"{file}: line {number}: {what}; mend or delete that line")
+        epochs[line["epoch"]] = line  # a later line of the same epoch replaces it
+    starts = _json_lines(folder / STARTS)[0] if (folder / STARTS).is_file() else []
+    return Run(name, folder, _config(folder / CONFIG), [epochs[key] for key in sorted(epochs)], starts, is_cut)
+
+
+def _json_lines(file: Path) -> tuple[list[dict[str, Any]], bool]:
+    """The file's objects, and whether a last line without an end was left out."""
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise Error(f"{file}: can't be read ({error.strerror}); check its permissions") from error
+    lines: list[dict[str, Any]] = []
+    rows = text.split("\n")
+    for number, row in enumerate(rows, 1):
+        if not row.strip():
+            continue
+        try:
+            value = json.loads(row)
+            if not isinstance(value, dict):
+                raise ValueError("no JSON object")
+        except ValueError as error:
+            if number == len(rows):
+                return lines, True
+            raise Error(f"{file}: line {number} is broken ({error}); mend or delete that line") from None
+        lines.append(value)
+    return lines, False
+
+
+def _config(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        value = yaml.safe_load(file.read_bytes())
+    except (OSError, yaml.YAMLError) as error:
+        raise Error(f"{file}: can't be read ({' '.join(str(error).split())}); mend or delete the file") from None
+    if not isinstance(value, dict):
+        raise Error(f"{file}: not a mapping of fields to values; mend or delete the file")
+    return value
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A config field that isn't the same in all runs.
+
+    Attributes:
+        field: its name.
+        values: one text per run; empty where a run doesn't have the field.
+        is_odd: per run, whether it has another value than most runs (or, in a tie, than the earliest of the tied).
+    """
+
+    field: str
+    values: list[str]
+    is_odd: list[bool]
+
+
+def compare_configs(runs: Sequence[Run]) -> tuple[list[Difference], dict[str, str]]:
+    """(fields that differ, fields that are equal with their values), in the order of the config."""
+    fields = dict.fromkeys(name for run in runs for name in run.config)
+    different: list[Difference] = []
+    equal: dict[str, str] = {}
+    for name in fields:
+        values = [config_text(run.config[name]) if name in run.config else "" for run in runs]
+        usual = Counter(values).most_common(1)[0][0]
+        if len(set(values)) == 1:
+            equal[name] = values[0]
+        elif name not in IDENTITY_FIELDS:
+            different.append(Difference(name, values, [value != usual for value in values]))
+    return different, equal
+
+
+def config_text(value: Any) -> str:
+    """A config's value on one line, as YAML writes it."""
+    if isinstance(value, str):
+        return value
+    return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000).removesuffix("\n...\n").strip()
