@@ -89,6 +89,7 @@ def open_source(
     if limit_per_class is not None:
         found = subset.limit_per_class(found, limit_per_class)
     _refuse_empty(found)
+    found.ignored = {what: count for what, count in found.ignored.items() if count}
     return _with_notes(found)
 
 

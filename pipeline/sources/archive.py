@@ -41,8 +41,10 @@ class Table:
     offset: np.ndarray
     size: np.ndarray
 
-    def take(self, indices: np.ndarray) -> Table:
-        return Table(self.names.take(indices), self.archive[indices], self.offset[indices], self.size[indices])
+    def take(self, indices: np.ndarray, names: Strings | None = None) -> Table:
+        """The files at `indices`, int64 (M,), under their names or others."""
+        names = self.names.take(indices) if names is None else names
+        return Table(names, self.archive[indices], self.offset[indices], self.size[indices])
 
 
 class ArchiveSource(Indexed):

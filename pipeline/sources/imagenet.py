@@ -30,7 +30,7 @@ from pipeline.sources.devkit import NAME, Devkit, find_devkit, is_official_val, 
 from pipeline.sources.files import FileSource
 from pipeline.sources.folder import Scan, list_folder, scan, split_folders
 from pipeline.sources.labels import LabelColumn, resolve
-from pipeline.sources.strings import path_order
+from pipeline.sources.strings import StringsBuilder, path_order
 from pipeline.sources.tar import image_rows, read_table, refuse_duplicates
 from pipeline.sources.tarfiles import members
 
@@ -257,10 +257,10 @@ def _flat(archive: Path, ignored: Counter[str]) -> tuple[Table, list[str]]:
     """The images of an archive by their bare names, sorted."""
     table = read_table([archive])
     table = table.take(image_rows(table, ignored))
-    bare = TableBuilder()
-    for i, name in enumerate(table.names):
-        bare.add(name.rpartition(b"/")[2], 0, int(table.offset[i]), int(table.size[i]))
-    table = bare.build()
+    bare = StringsBuilder()
+    for name in table.names:
+        bare.append(name.rpartition(b"/")[2])
+    table = Table(bare.build(), table.archive, table.offset, table.size)
     table = table.take(path_order(table.names))
     refuse_duplicates(table, [archive])
     return table, [str(archive)]

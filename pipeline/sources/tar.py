@@ -92,8 +92,7 @@ def open_tar(src: Path, splits: Sequence[str] | None = None) -> SourceSet:
             keys.setdefault(split, StringsBuilder()).append(b"/".join(folders[found.depth + found.holds_splits :]))
     tables, columns = {}, {}
     for split in names.natural_splits(set(rows)):
-        part = table.take(np.array(rows[split], np.int64))
-        part.names = keys[split].build()
+        part = table.take(np.array(rows.pop(split), np.int64), keys.pop(split).build())
         tables[split], columns[split] = _order(part, paths, ignored)
     ids, labels = resolve(columns, lambda split, i: f"{src}: {names.text(tables[split].names[i])}")
     sources = {
@@ -107,14 +106,15 @@ def open_tar(src: Path, splits: Sequence[str] | None = None) -> SourceSet:
 def _order(table: Table, paths: Sequence[Path], ignored: Counter[str]) -> tuple[Table, LabelColumn]:
     """One split in the order of a sorted walk, and its labels: the first folder, where there are folders."""
     inner = np.fromiter((b"/" in key for key in table.names), bool, len(table.names))
-    if inner.any():
+    labelled = bool(inner.any())
+    if labelled and not inner.all():
         ignored[OUTSIDE_CLASSES] += int((~inner).sum())
         table = table.take(np.flatnonzero(inner))
     table = table.take(path_order(table.names))
     refuse_duplicates(table, paths)
     column = LabelColumn()
     for key in table.names:
-        column.add(names.text(key.partition(b"/")[0]) if inner.any() else None)
+        column.add(names.text(key.partition(b"/")[0]) if labelled else None)
     return table, column
 
 

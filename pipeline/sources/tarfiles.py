@@ -127,9 +127,10 @@ def _checksum_holds(header: bytes) -> bool:
         stated = int(header[148:156].strip(b" \0") or b"0", 8)
     except ValueError:
         return False
-    rest = header[:148] + header[156:]
-    unsigned = sum(rest) + 8 * ord(" ")
-    return stated == unsigned or stated == unsigned - 256 * sum(byte > 127 for byte in rest)
+    unsigned = sum(header) - sum(header[148:156]) + 8 * ord(" ")
+    if stated == unsigned:
+        return True
+    return stated == unsigned - 256 * sum(byte > 127 for byte in header[:148] + header[156:])  # some old tars
 
 
 def _number(digits: bytes, where: str, position: int) -> int:

@@ -183,8 +183,7 @@ def _label_in(content: bytes, where: str = "") -> str | None:
 
 def _finish(shards: _Shards, table: Table, paths: Sequence[Path]) -> Table:
     """The split's table with its keys as names."""
-    part = table.take(np.array(shards.rows, np.int64))
-    part.names = shards.keys.build()
+    part = table.take(np.array(shards.rows, np.int64), shards.keys.build())
     if shards.without is not None and shards.column.tokens:
         i = shards.without
         raise UsageError(
