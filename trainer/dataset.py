@@ -13,7 +13,7 @@ from pipeline.maps import will_need
 from pipeline.store import Split, Store, open_store
 from trainer.kernel import copy_crops_numpy
 from trainer.order import DEFAULT_WINDOW, centre_offsets, check_seed, crop_offsets, epoch_order
-from trainer.readahead import DiskWatch, disk_reads
+from trainer.readahead import DiskWatch
 
 ORDERS = ("random", "windowed")
 
@@ -176,15 +176,14 @@ class RankPartitionedDataset(torch.utils.data.Dataset[tuple[torch.Tensor, int]])
         slots = self._rank_slots(epoch)[np.array([self._checked(int(i)) for i in indices], np.int64)]
         positions = self.crop_positions(slots, epoch)
         maps, stride = self.split.maps, self.row_stride
-        reads = disk_reads()
-        if self._disk.cold:
-            will_need(maps.locate(positions, self.crop_extent), self.crop_extent)
         samples = []
-        for i, label in enumerate(self.split.labels[slots].tolist()):
-            image_hwc = np.empty(self.crop_shape, np.uint8)
-            copy_crops_numpy(maps, positions[i : i + 1], image_hwc[None], stride)
-            samples.append((torch.from_numpy(image_hwc).permute(2, 0, 1), label))
-        self._disk.learn(reads)
+        with self._disk.watch():
+            if self._disk.cold:
+                will_need(maps.locate(positions, self.crop_extent), self.crop_extent)
+            for i, label in enumerate(self.split.labels[slots].tolist()):
+                image_hwc = np.empty(self.crop_shape, np.uint8)
+                copy_crops_numpy(maps, positions[i : i + 1], image_hwc[None], stride)
+                samples.append((torch.from_numpy(image_hwc).permute(2, 0, 1), label))
         return samples
 
     def __getstate__(self) -> dict[str, Any]:

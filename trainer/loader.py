@@ -17,7 +17,7 @@ from pipeline.store import UNLABELLED
 from trainer.dataset import RankPartitionedDataset
 from trainer.kernel import compiled, copy_crops, copy_crops_numpy
 from trainer.order import ORDER_VERSION
-from trainer.readahead import ReadAhead, disk_reads
+from trainer.readahead import ReadAhead
 from trainer.ring import Ring
 
 
@@ -100,11 +100,12 @@ class Loader:
 
     @property
     def epoch(self) -> int:
-        return self.data.epoch
+        """The epoch that is being served, else the next one."""
+        return self.data.epoch if self._run is None or self._run.stopped else self._run.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration serves; a position that was loaded for another epoch is dropped."""
-        if epoch != self.data.epoch:
+        if epoch != self.epoch:
             self._consumed, self._resume = 0, False
         self.data.set_epoch(epoch)
 
@@ -123,7 +124,7 @@ class Loader:
         data, ended = self.data, 0 < self._served <= self._consumed
         windowed = f"windowed {data.window} x {data.split.chunk_images}" if data.order == "windowed" else data.order
         return {
-            "epoch": data.epoch + ended,
+            "epoch": self.epoch + ended,
             "samples": 0 if ended else self._consumed,
             "seed": data.seed,
             "global_batch": self.global_batch,
@@ -201,7 +202,7 @@ class _Run:
 
     def __init__(self, loader: Loader, epoch: int, consumed: int) -> None:
         data = loader.data
-        self._data, self._epoch, self._ring, self._batch_size = data, epoch, loader._ring, loader.batch_size
+        self._data, self.epoch, self._ring, self._batch_size = data, epoch, loader._ring, loader.batch_size
         order = data.epoch_slots(epoch)
         self.slots = order[consumed + data.rank : loader._served : data.world_size].copy()
         self.num_batches = -(-len(self.slots) // self._batch_size)
@@ -215,7 +216,7 @@ class _Run:
         self._condition = threading.Condition()
         self._results: dict[int, _Batch | BaseException] = {}
         self._next = self.yielded = 0
-        self._stopped = False
+        self.stopped = False
         self._pid = os.getpid()
         count = min(loader.threads, self.num_batches)
         self._threads = [threading.Thread(target=self._work, name=f"loader-{i}", daemon=True) for i in range(count)]
@@ -225,11 +226,11 @@ class _Run:
     def _work(self) -> None:
         while True:
             with self._condition:
-                while not self._stopped and self._next < self.num_batches:
+                while not self.stopped and self._next < self.num_batches:
                     if self._next - self.yielded < self._ring.depth:
                         break
                     self._condition.wait()
-                if self._stopped or self._next >= self.num_batches:
+                if self.stopped or self._next >= self.num_batches:
                     return
                 batch = self._next
                 self._next += 1
@@ -248,13 +249,12 @@ class _Run:
         part = slice(batch * self._batch_size, (batch + 1) * self._batch_size)
         slots = self.slots[part]
         memory = self._ring.take()
-        reads = disk_reads()
-        self._ahead.ask(batch)
-        if self._compiled:
-            copy_crops(self._addresses[part], memory.array[: len(slots)], data.row_stride)
-        else:
-            copy_crops_numpy(data.split.maps, self._positions[part], memory.array[: len(slots)], data.row_stride)
-        self._ahead.disk.learn(reads)
+        with self._ahead.disk.watch():
+            self._ahead.ask(batch)
+            if self._compiled:
+                copy_crops(self._addresses[part], memory.array[: len(slots)], data.row_stride)
+            else:
+                copy_crops_numpy(data.split.maps, self._positions[part], memory.array[: len(slots)], data.row_stride)
         labels = torch.from_numpy(data.split.labels[slots].astype(np.int64))
         if self._stream is None:
             images = self._ring.lend(memory, len(slots)).permute(0, 3, 1, 2)
@@ -277,7 +277,7 @@ class _Run:
             raise UsageError("this iteration began in another process: call iter(loader) after the fork")
         with self._condition:
             while self.yielded not in self._results:
-                if self._stopped:
+                if self.stopped:
                     raise UsageError("the loader was closed, or iterated anew, during this iteration")
                 self._condition.wait()
             result = self._results.pop(self.yielded)
@@ -293,7 +293,7 @@ class _Run:
         if self._pid != os.getpid():
             return  # a forked child has no such threads, and perhaps a lock that one of them held
         with self._condition:
-            self._stopped = True
+            self.stopped = True
             self._condition.notify_all()
         for thread in self._threads:
             if thread is not threading.current_thread():
@@ -317,7 +317,7 @@ class _Batches(Iterator[tuple[torch.Tensor, torch.Tensor]]):
             self._ended = True
             run.close()
             loader._consumed = 0
-            data.set_epoch(run._epoch + 1)
+            data.set_epoch(run.epoch + 1)
             raise StopIteration
         start = time.perf_counter()
         batch = run.take()

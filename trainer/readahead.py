@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,9 +56,12 @@ class DiskWatch:
     def cold(self) -> bool:
         return self._quiet < QUIET_BATCHES
 
-    def learn(self, reads_before: int | None) -> None:
-        """Take in a batch that began when `disk_reads()` was `reads_before`, in the same thread."""
-        self._quiet = self._quiet + 1 if reads_before is not None and disk_reads() == reads_before else 0
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[None]:
+        """Learn from the reading of one batch, inside the `with` block and in one thread."""
+        reads = disk_reads()
+        yield
+        self._quiet = self._quiet + 1 if reads is not None and disk_reads() == reads else 0
 
     def try_samples(self, addresses: np.ndarray, extent: int) -> None:
         """Ask for a few of the samples, to begin with a guess."""
@@ -119,7 +124,8 @@ class ReadAhead:
             begin = max(int(self._asked), batch * self._batch_size)
             end = max((batch + 1) * self._batch_size + self._ahead, begin)
             self._asked = end
-        will_need(self._addresses[begin:end], self._data.crop_extent)
+        if begin < len(self._addresses):
+            will_need(self._addresses[begin:end], self._data.crop_extent)
 
     def _ask_window(self, batch: int) -> None:
         """Keep asking one window ahead: at the k-th part of a window for the k-th part of the next one."""
