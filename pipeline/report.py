@@ -105,7 +105,7 @@ def render(store: Store, surveys: list[SplitSurvey], pictures: list[list[Picture
     if len(store.class_ids) <= MOST_CLASS_ROWS and any(survey.classes.num_labelled for survey in surveys):
         sections.append(("classes", "Classes", _classes(store, surveys)))
     sections += [
-        ("disk", "Disk use", _disk(surveys)),
+        ("disk", "Disk use", _disk(store, surveys)),
         ("checks", "Verification", _checks(store, surveys)),
         ("provenance", "Recipe and provenance", _provenance(store, surveys)),
     ]
@@ -184,7 +184,7 @@ def _classes(store: Store, surveys: list[SplitSurvey]) -> Html:
     return section("classes", "Classes", details(f"All {plural(num, 'class', 'classes')}", listing, is_open=num <= 12))
 
 
-def _disk(surveys: list[SplitSurvey]) -> Html:
+def _disk(store: Store, surveys: list[SplitSurvey]) -> Html:
     head = ["Split", "Codec", "Chunk files", "Images per chunk", "Images", "Labels, keys, ...", "Padding", "Total"]
     rows = []
     for survey in surveys:
@@ -203,15 +203,14 @@ def _disk(surveys: list[SplitSurvey]) -> Html:
             ]
         )
     raw, stored = (sum(getattr(s.disk, name) for s in surveys) for name in ("raw_bytes", "image_bytes"))
+    parts = [table("Files and bytes", head, rows, text_columns=2)]
     note = "Sizes are in decimal units. Padding fills the last chunk with zeros and is part of the images' bytes."
+    parts.append(tag("p", note, class_="note"))
     if not all(survey.split.is_raw for survey in surveys):
-        note += (
-            f" Uncompressed, the images would take {data_size(raw)}: they are stored in {share(stored, raw)} of that. "
-            "For training make a raw copy: python -m pipeline copy STORE DST --codec none."
-        )
-    return section(
-        "disk", "Disk use", table("Files and bytes", head, rows, text_columns=2), tag("p", note, class_="note")
-    )
+        raw, stored = (sum(getattr(s.disk, name) for s in surveys) for name in ("raw_bytes", "image_bytes"))
+        text = f"The images are compressed to {share(stored, raw)} of {data_size(raw)}. Training needs a raw copy:"
+        parts += [tag("p", text), code(f"python -m pipeline copy {store.path} NEW.zarr --codec none")]
+    return section("disk", "Disk use", *parts)
 
 
 def _checks(store: Store, surveys: list[SplitSurvey]) -> Html:
@@ -265,19 +264,18 @@ def _provenance(store: Store, surveys: list[SplitSurvey]) -> Html:
 
 
 def _use(store: Store, split: Split) -> Html:
+    shape = (split.num_samples, *split.image_shape)
     lines = [
-        "from trainer.dataset import RankPartitionedDataset",
-        f"data = RankPartitionedDataset({str(store.path)!r}, {split.name!r})",
-        "",
         "import zarr  # or any other Zarr v3 reader",
-        f"images = zarr.open_array({str(split.path / 'images')!r}, mode='r')  # uint8 {images_shape(split)}",
+        f"images = zarr.open_array({str(split.path / 'images')!r}, mode='r')  # uint8 {shape}",
     ]
+    if split.is_raw:
+        lines += [
+            "",
+            "from trainer.dataset import RankPartitionedDataset",
+            f"data = RankPartitionedDataset({str(store.path)!r}, {split.name!r})",
+        ]
     return details("How to read it from Python", code("\n".join(lines)))
-
-
-def images_shape(split: Split) -> tuple[int, int, int, int]:
-    """(N, H, W, C)."""
-    return (split.num_samples, *split.image_shape)
 
 
 def code(text: str) -> Html:

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -141,7 +140,9 @@ class DiskUse:
 
     image_bytes: int
     array_bytes: int
+    """Small arrays and metadata."""
     padding_bytes: int
+    """Zeros at the end of the last chunk, before any codec."""
     raw_bytes: int
     """What the image chunks would take without a codec."""
 
@@ -213,23 +214,16 @@ def survey_split(split: Split, num_classes: int, fit: str) -> SplitSurvey:
 
 
 def _files(split: Split) -> tuple[DiskUse, np.ndarray]:
-    sizes = np.zeros(split.num_chunks, np.int64)
-    wanted = {split.chunk_path(chunk).name: chunk for chunk in range(split.num_chunks)}
-    image_bytes = 0
-    for entry in os.scandir(split.path / "images"):
-        chunk, size = wanted.get(entry.name), entry.stat().st_size
-        image_bytes += size
-        if chunk is not None:
-            sizes[chunk] = size
+    """What the files take, and int64 numbers of the chunks that are there in full."""
+    files = {entry.name: entry.stat().st_size for entry in os.scandir(split.path / "images")}
+    chunks = [split.chunk_path(chunk).name for chunk in range(split.num_chunks)]
+    sizes = np.array([files.get(name, 0) for name in chunks], np.int64)
     good = np.flatnonzero(sizes == split.chunk_bytes if split.is_raw else sizes > 0)
-    arrays = sum(size for name in SMALL_ARRAYS for size in _sizes(split.path / name))
-    arrays += (split.path / "zarr.json").stat().st_size
+    folders = [split.path, split.path / "images", *(split.path / name for name in SMALL_ARRAYS)]
+    others = sum((folder / "zarr.json").stat().st_size for folder in folders)
+    others += sum(split.small_array(name).nbytes for name in SMALL_ARRAYS)
     padding = (split.num_chunks * split.chunk_images - split.num_samples) * split.image_bytes
-    return DiskUse(image_bytes, arrays, padding, split.num_chunks * split.chunk_bytes), good
-
-
-def _sizes(folder: Path) -> list[int]:
-    return [entry.stat().st_size for entry in os.scandir(folder)]
+    return DiskUse(int(sizes.sum()), others, padding, split.num_chunks * split.chunk_bytes), good
 
 
 def _check_arrays(survey: SplitSurvey, arrays: dict[str, np.ndarray]) -> None:

@@ -23,8 +23,8 @@ def write_report(paths: Sequence[str | os.PathLike[str]], out: str | os.PathLike
 
     Args:
         paths: the runs' folders.
-        out: the page; by default `report.html` in the folder of a single run, `runs.html` beside a folder `runs` of
-            several.
+        out: the page; by default `report.html` in the folder of a single run, `runs.html` beside the folder
+            `runs` that holds several, and in the current folder where they have no folder in common.
 
     Returns:
         Path of the page.
@@ -49,8 +49,9 @@ def default_path(folders: Sequence[Path]) -> Path:
     """Where the page goes: never into a folder of runs, where `runs/*` would take it for a run."""
     if len(folders) == 1:
         return folders[0] / "report.html"
-    common = Path(os.path.commonpath([folder.parent for folder in folders]))
-    return common.with_name(f"{common.name}.html") if common.name else Path("report.html")
+    parents = {folder.parent for folder in folders}
+    parent = parents.pop() if len(parents) == 1 else Path()
+    return parent.with_name(f"{parent.name}.html") if parent.name else Path("runs.html")
 
 
 class _Parser(ArgumentParser):
