@@ -221,10 +221,11 @@ def _explain(message: str, args: Sequence[str]) -> str:
     text = " ".join(message.split())
     text = re.sub(r"Parser key \"(\w+)\":", r"--\1:", text)
     text = re.sub(r"<class '(\w+)'>", r"\1", text.replace("typing.", ""))
-    unknown = re.search(r"Option '(\S+)' is not accepted|unrecognized arguments: --(\w+)", text)
-    if unknown and unknown[1]:
-        files = [value for flag, value in pairwise(args) if flag == "--config"]
-        text = f"{' or '.join(files)}: unknown key {unknown[1]}" if files else text
+    unknown = re.search(r"^Option '(\S+)' is not accepted|unrecognized arguments: --(\w+)", text)
+    if text.startswith(("Option ", "Problems parsing config", "Unexpected config")):
+        both = pairwise([*args, ""])
+        files = [arg.partition("=")[2] or following for arg, following in both if arg.partition("=")[0] == "--config"]
+        text = f"{' or '.join(files)}: " + (f"unknown key {unknown[1]}" if unknown else text)
     word = unknown and (unknown[1] or unknown[2])
     close = difflib.get_close_matches(word, [item.name for item in fields(Config)], 1) if word else []
     return _dashes(text) + (f"; did you mean {close[0]}?" if close else "; see --help")

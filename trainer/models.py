@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -62,39 +61,58 @@ OWN: dict[str, Callable[[int, int], nn.Module]] = {
 
 
 def build_model(name: str, num_classes: int, size: int) -> nn.Module:
-    """A freshly initialised model for float images (N, 3, size, size), with logits (N, num_classes).
+    """A freshly initialised model with logits (N, num_classes) for float images (N, 3, size, size).
 
     Raises:
-        UsageError: no such model (close matches are named), or one that can't take images of that size.
+        UsageError: no such model (close matches are named), or one that can't be made for that size.
     """
-    timm_there = importlib.util.find_spec("timm") is not None
     known = torchvision.models.list_models(module=torchvision.models)
-    options: dict[str, Any] = (
-        {"aux_logits": False, "init_weights": True} if name in ("googlenet", "inception_v3") else {}
-    )
-    if name in OWN:
-        model = OWN[name](num_classes, size)
-    elif name in known:
-        if name.startswith("vit_"):
-            options["image_size"] = size
-        model = torchvision.models.get_model(name, weights=None, num_classes=num_classes, **options)
-    else:
-        if timm_there:
-            import timm
-
-            known += timm.list_models()
-        if name not in known or not timm_there:
-            close = difflib.get_close_matches(name, [*OWN, *known], 3)
-            hint = f"did you mean {' or '.join(close)}?" if close else "torchvision's model list has the names"
-            raise UsageError(f"--model {name}: unknown; {hint}" + ("" if timm_there else " (timm isn't installed)"))
-        model = timm.create_model(name, num_classes=num_classes)
+    options: dict[str, Any] = {}
+    if name in ("googlenet", "inception_v3"):
+        options = {"aux_logits": False, "init_weights": True}
+    elif name.startswith("vit_"):
+        options = {"image_size": size}
     try:
-        with torch.no_grad():
-            model.eval()(torch.zeros(1, 3, size, size))
+        if name in OWN:
+            model = OWN[name](num_classes, size)
+        elif name in known:
+            model = torchvision.models.get_model(name, weights=None, num_classes=num_classes, **options)
+        else:
+            model = _timm_model(name, num_classes, known)
     except (RuntimeError, AssertionError, ValueError) as error:
-        reason = " ".join(str(error).split())[:120]
-        raise UsageError(f"--model {name}: can't take {size}x{size} images ({reason}); change --crop") from error
+        if isinstance(error, UsageError):
+            raise
+        raise _refused_size(name, size, error) from error
+    check_size(model, name, size)
     return model
+
+
+@torch.no_grad()
+def check_size(model: nn.Module, name: str, size: int) -> None:
+    """Raise UsageError unless the model takes images of that size."""
+    try:
+        model.eval()(torch.zeros(1, 3, size, size, device=next(model.parameters()).device))
+    except (RuntimeError, AssertionError, ValueError) as error:
+        raise _refused_size(name, size, error) from error
+
+
+def _refused_size(name: str, size: int, error: Exception) -> UsageError:
+    reason = " ".join(str(error).split())[:120]
+    return UsageError(f"--model {name}: can't take {size}x{size} images ({reason}); change --crop")
+
+
+def _timm_model(name: str, num_classes: int, known: list[str]) -> nn.Module:
+    try:
+        import timm
+    except ImportError:
+        names, note = [*OWN, *known], "; timm isn't installed"
+    else:
+        names, note = [*OWN, *known, *timm.list_models()], ""
+        if name in names:
+            return timm.create_model(name, num_classes=num_classes)
+    close = difflib.get_close_matches(name, names, 3)
+    hint = f"did you mean {' or '.join(close)}?" if close else "see the list of torchvision's classifiers"
+    raise UsageError(f"--model {name}: unknown{note}; {hint}")
 
 
 class _SumOverRanks(torch.autograd.Function):

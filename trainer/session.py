@@ -17,7 +17,7 @@ from trainer.config import Config, Stage
 from trainer.dataset import RankPartitionedDataset
 from trainer.evaluation import evaluate
 from trainer.loader import Loader
-from trainer.models import build_model, load_weights, parameter_groups, read_weights, use_sync_bn
+from trainer.models import build_model, check_size, load_weights, parameter_groups, read_weights, use_sync_bn
 from trainer.ranks import Ranks
 
 LARGEST_MICRO_BATCH = 256
@@ -117,6 +117,7 @@ class Session:
         size = min(data.crop_shape[:2])
         if config.pad >= size or (stage.crop or 0) > size:
             raise UsageError(f"crop {stage.crop}, --pad {config.pad}: images of {data.split.path} have {size} pixels")
+        check_size(self.model, config.model, stage.crop or size)
         if len(self.class_ids) <= data.split.labels.max():
             raise UsageError(f"{data.split.path}: has other classes than the store for evaluation; convert them alike")
         ranks = self.ranks

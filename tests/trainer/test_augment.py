@@ -1,0 +1,123 @@
+"""Augmentation on the device: geometry, keys, and agreement with torchvision."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torchvision.transforms.v2 import functional as tv
+
+from trainer.augment import (
+    FLIP,
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    Boxes,
+    Pixels,
+    make_mix,
+    resized_crop,
+    resized_crop_boxes,
+    shift,
+)
+from trainer.config import Config
+from trainer.order import uniform
+
+CPU = torch.device("cpu")
+
+
+def images(n: int = 6, size: int = 40, channels: int = 3) -> torch.Tensor:
+    return torch.randint(
+        0, 256, (n, channels, size, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
+
+
+def pixels(config: Config, channels: int = 3) -> Pixels:
+    return Pixels(config, [0.5] * channels, [0.25] * channels, CPU)
+
+
+@pytest.mark.parametrize("out", [8, 24, 40, 56])
+def test_resized_crop_matches_torchvision(out: int) -> None:
+    """float32 against torchvision's float path: 1e-3 of 255; against its rounded uint8 path: one level."""
+    batch = images(64)
+    boxes = resized_crop_boxes(0, 0, np.arange(64), (40, 40), 0.08)
+    mine = resized_crop(batch, boxes, out, torch.zeros(64, dtype=torch.bool))
+    for i in range(64):
+        box = [int(a[i]) for a in (boxes.top, boxes.left, boxes.height, boxes.width)]
+        exact = tv.resized_crop(batch[i].float(), *box, size=[out, out], antialias=True)
+        rounded = tv.resized_crop(batch[i], *box, size=[out, out], antialias=True)
+        assert (mine[i] - exact).abs().max() < 1e-3
+        assert (mine[i].round() - rounded.float()).abs().max() <= 1
+
+
+def test_resized_crop_mirrors_single_samples() -> None:
+    batch = images(4)
+    boxes = Boxes(*(np.array(v) for v in ([0, 3, 5, 0], [1, 2, 0, 0], [40, 20, 31, 8], [30, 25, 11, 40])))
+    plain = resized_crop(batch, boxes, 16, torch.zeros(4, dtype=torch.bool))
+    mixed = resized_crop(batch, boxes, 16, torch.tensor([True, False, True, False]))
+    assert torch.allclose(mixed[[0, 2]], plain[[0, 2]].flip(3), atol=1e-3)
+    assert torch.equal(mixed[[1, 3]], plain[[1, 3]])
+
+
+def test_boxes_are_keyed_by_sample_and_spread_as_torchvision_has_them() -> None:
+    slots = np.arange(20_000)
+    boxes = resized_crop_boxes(3, 5, slots, (256, 256), 0.08)
+    again = resized_crop_boxes(3, 5, slots[::-7], (256, 256), 0.08)
+    for name in ("top", "left", "height", "width"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(boxes, name)[::-7])
+    assert (boxes.top >= 0).all()
+    assert (boxes.top + boxes.height <= 256).all()
+    assert (boxes.left + boxes.width <= 256).all()
+    area, aspect = boxes.height * boxes.width / 256**2, boxes.width / boxes.height
+    assert 0.075 < area.min() < 0.09
+    assert 0.45 < area.mean() < 0.54  # (0.08 + 1) / 2, less what did not fit
+    assert 0.73 < aspect.min() < 0.77
+    assert 1.30 < aspect.max() < 1.37
+    other = resized_crop_boxes(3, 6, slots, (256, 256), 0.08)
+    assert (other.height != boxes.height).mean() > 0.9
+
+
+def test_shift_is_a_window_of_the_reflected_image() -> None:
+    batch = images(3, 8)
+    out = shift(batch, np.array([0, 2, 4]), np.array([4, 2, 1]), 2)
+    assert torch.equal(out[1], batch[1].float())  # (2, 2) is no shift
+    padded = torch.nn.functional.pad(batch.float(), (2, 2, 2, 2), mode="reflect")
+    assert torch.equal(out[0], padded[0, :, 0:8, 4:12])
+    assert torch.equal(out[2], padded[2, :, 4:12, 1:9])
+
+
+@pytest.mark.parametrize("augment", ["crop", "rrc"])
+def test_training_batches_do_not_depend_on_their_company(augment: str) -> None:
+    config = Config("s", augment=augment, pad=0 if augment == "rrc" else 3, seed=9)  # type: ignore[arg-type]
+    batch, slots = images(6), np.array([5, 17, 2, 900, 31, 4])
+    whole = pixels(config).training(batch, slots, 2, 24 if augment == "rrc" else 40)
+    parts = [pixels(config).training(batch[i : i + 2], slots[i : i + 2], 2, whole.shape[2]) for i in (0, 2, 4)]
+    assert torch.allclose(torch.cat(parts), whole, atol=1e-5)
+    assert whole.is_contiguous(memory_format=torch.channels_last)
+    assert not torch.allclose(pixels(config).training(batch, slots, 3, whole.shape[2]), whole, atol=0.1)
+
+
+def test_flip_and_normalise_in_crop_mode() -> None:
+    config, batch, slots = Config("s", flip=0.5), images(64, 4), np.arange(64)
+    out = pixels(config).training(batch, slots, 0, 4)
+    mirrored = torch.from_numpy(uniform(0, 0, slots, FLIP) < 0.5)
+    wanted = torch.where(mirrored[:, None, None, None], batch.flip(3), batch).float()
+    assert torch.allclose(out, (wanted / 255 - 0.5) / 0.25, atol=1e-5)
+    assert 20 < mirrored.sum() < 44
+
+
+def test_one_channel_becomes_three_and_imagenet_statistics() -> None:
+    out = pixels(Config("s"), 1).evaluation(images(2, 4, 1))
+    assert out.shape == (2, 3, 4, 4)
+    assert torch.equal(out[:, 0], out[:, 2])
+    batch = images(2, 4)
+    out = Pixels(Config("s"), IMAGENET_MEAN, IMAGENET_STD, CPU).evaluation(batch)
+    assert torch.allclose(out, tv.normalize(batch / 255, list(IMAGENET_MEAN), list(IMAGENET_STD)), atol=1e-5)
+
+
+def test_mixes() -> None:
+    assert make_mix(Config("s"), 4) is None
+    for config in (Config("s", mixup=0.2), Config("s", cutmix=1.0), Config("s", mixup=0.2, cutmix=1.0)):
+        mix = make_mix(config, 4)
+        assert mix is not None
+        x, y = mix(images(8).float(), torch.arange(8) % 4)
+        assert (x.shape, y.shape) == ((8, 3, 40, 40), (8, 4))
+        assert torch.allclose(y.sum(1), torch.ones(8))

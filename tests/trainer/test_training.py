@@ -1,0 +1,335 @@
+"""Whole runs in one process: what they write, exact resume, refusals."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from stores import make_store
+from training_runs import metrics, quadrant_images, quadrant_store, refusal, run_here
+
+from trainer import evaluation, main, watch
+from trainer.checkpoint import read_checkpoint
+from trainer.session import learning_rate
+from trainer.watch import LossWatch
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return quadrant_store(tmp_path_factory.mktemp("data") / "quadrants-8.zarr")
+
+
+RICH = {
+    "model": "resnet_small",
+    "pad": 1,
+    "flip": 0.5,
+    "ema": 0.9,
+    "cutmix": 1.0,
+    "mixup": 0.2,
+    "batch_size": 4,
+    "clip_grad": 1.0,
+    "lr": 0.2,
+}
+
+
+def checkpoint(out: Path) -> dict[str, Any]:
+    state = read_checkpoint(out / "last.pt")
+    assert state is not None
+    return state
+
+
+def assert_same(a: Any, b: Any, path: str = "") -> None:
+    """Bit for bit, but for clocks and for fields that name the folder or the way of starting."""
+    if isinstance(a, dict):
+        assert a.keys() == b.keys(), path
+        for key in a:
+            if key not in ("out", "resume", "checkpoint_every", "sums"):
+                assert_same(a[key], b[key], f"{path}/{key}")
+    elif isinstance(a, torch.Tensor):
+        assert torch.equal(a, b), path
+    else:
+        assert a == b, path
+
+
+def interrupt_at(monkeypatch: pytest.MonkeyPatch, step: int, number: int = signal.SIGTERM) -> None:
+    """Send this process a signal when the step is done."""
+    original = LossWatch.follow
+
+    def follow(self: LossWatch, at: int, *args: Any) -> Any:
+        if at == step:
+            os.kill(os.getpid(), number)
+        return original(self, at, *args)
+
+    monkeypatch.setattr(watch.LossWatch, "follow", follow)
+
+
+def test_a_run_learns_and_writes_what_it_promises(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert run_here(data=store, out=out, epochs=5, profile=True) == 0
+    lines = metrics(out)
+    assert [line["epoch"] for line in lines] == [1, 2, 3, 4, 5]
+    assert [line["step"] for line in lines] == [8, 16, 24, 32, 40]
+    promised = "epoch step train_loss val_loss val_top1 val_top5 lr images_per_second data_wait_share peak_memory_bytes"
+    assert all(name in lines[0] for name in promised.split(" "))
+    assert lines[-1]["val_top1"] > 0.9
+    assert lines[-1]["val_top5"] == 1.0
+    assert 0 <= lines[-1]["data_wait_share"] <= 1
+    names = set(os.listdir(out))
+    assert names >= {"config.yaml", "metrics.jsonl", "last.pt", "previous.pt", "best.pt", "curves.png", "trace.json"}
+    assert any(name.startswith("events.out.tfevents") for name in names)
+    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
+    text = capsys.readouterr().out
+    assert "global batch 16 = 1 ranks x 16 samples x 1 micro-steps; lr 0.5 per 256 samples, 0.03125 at its peak" in text
+    assert "8 steps an epoch, 40 in all" in text
+    assert run_here(data=store, config=out / "config.yaml", out=tmp_path / "again") == 0
+    again = metrics(tmp_path / "again")
+    for key in ("train_loss", "val_loss", "val_top1", "lr"):
+        assert [line[key] for line in again] == [line[key] for line in lines]
+    assert run_here(data=store, eval_only=True, weights=out / "best.pt") == 0
+    best = max(line["val_top1"] for line in lines)
+    assert "flatten_linear on 37 samples: loss" in (text := capsys.readouterr().out)
+    assert f"top-1 {best:.2%}" in text
+
+
+@pytest.mark.parametrize("step", [1, 6, 8, 11, 16])
+def test_resume_at_any_step_is_bit_exact(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, whole: Path
+) -> None:
+    out = tmp_path / "stopped"
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, step)
+        assert run_here(data=store, out=out, **RICH) == 128 + signal.SIGTERM
+    assert checkpoint(out)["step"] == step
+    assert run_here(data=store, out=out, resume="auto", **RICH) == 0
+    assert_same(checkpoint(out), checkpoint(whole))
+    assert_same(torch.load(out / "best.pt"), torch.load(whole / "best.pt"))
+    for line, wanted in zip(metrics(out), metrics(whole), strict=True):
+        for key in ("epoch", "step", "train_loss", "val_loss", "val_top1", "lr"):
+            assert line[key] == wanted[key]
+
+
+@pytest.fixture(scope="module")
+def whole(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted run."""
+    out = tmp_path_factory.mktemp("whole")
+    assert run_here(data=store, out=out, **RICH) == 0
+    return out
+
+
+def test_a_signal_during_evaluation_evaluates_after_the_resume(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path
+) -> None:
+    original = evaluation.sync_buffers
+    calls = 0
+
+    def interrupt(*args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        original(*args)
+
+    monkeypatch.setattr(evaluation, "sync_buffers", interrupt)
+    assert run_here(data=store, out=tmp_path, **RICH) == 128 + signal.SIGINT
+    assert metrics(tmp_path) == []
+    assert (checkpoint(tmp_path)["epoch"], checkpoint(tmp_path)["step"]) == (0, 8)
+    assert run_here(data=store, out=tmp_path, resume="auto", **RICH) == 0
+    assert_same(checkpoint(tmp_path), checkpoint(whole))
+    assert [line["train_loss"] for line in metrics(tmp_path)] == [line["train_loss"] for line in metrics(whole)]
+
+
+def test_resume_cuts_metrics_back(store: Path, tmp_path: Path) -> None:
+    assert run_here(data=store, out=tmp_path, epochs=3) == 0
+    early = (tmp_path / "previous.pt").read_bytes()  # after epoch 2
+    last = metrics(tmp_path)[-1]
+    (tmp_path / "last.pt").write_bytes(early)
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write('{"epoch": 4, "st')
+    assert run_here(data=store, out=tmp_path, epochs=3, resume=tmp_path / "last.pt") == 0
+    assert [line["epoch"] for line in metrics(tmp_path)] == [1, 2, 3]
+    assert metrics(tmp_path)[-1]["train_loss"] == last["train_loss"]
+
+
+def test_resume_of_a_finished_run_and_a_longer_one(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_here(data=store, out=tmp_path) == 0
+    before = checkpoint(tmp_path)
+    assert run_here(data=store, out=tmp_path, resume="auto") == 0
+    assert_same(checkpoint(tmp_path), before)
+    assert run_here(data=store, out=tmp_path, resume="auto", epochs=3) == 0
+    assert "changed since the checkpoint: epochs 2 -> 3" in capsys.readouterr().out
+    assert [line["epoch"] for line in metrics(tmp_path)] == [1, 2, 3]
+
+
+def test_accumulation_keeps_the_global_batch(store: Path, tmp_path: Path) -> None:
+    """The same steps in one, two or four micro-steps; float32, so 1e-5 of rounding."""
+    runs = {size: tmp_path / str(size) for size in (16, 8, 4)}
+    for size, out in runs.items():
+        assert run_here(data=store, out=out, batch_size=size, epochs=1, flip=0.5, pad=1) == 0
+    wanted = checkpoint(runs[16])["model"]
+    for size in (8, 4):
+        for name, value in checkpoint(runs[size])["model"].items():
+            assert torch.allclose(value, wanted[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.05, "nesterov": False},
+        {"nesterov": True, "flip_eval": True, "ema": 0.5, "normalize": "imagenet"},
+        {"augment": "rrc", "crop": 6, "rrc_scale": 0.5, "order": "windowed", "window": 2, "threads": 2},
+        {"crop": 6, "eval_crop": 6, "amp": True, "mixup": 0.1},
+    ],
+    ids=["adamw", "nesterov", "rrc", "amp"],
+)
+def test_options_train(store: Path, tmp_path: Path, fields: dict[str, Any]) -> None:
+    assert run_here(data=store, out=tmp_path, **{"epochs": 4, "lr": 0.5, **fields}) == 0
+    losses = [line["train_loss"] for line in metrics(tmp_path)]
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fields", [{}, {"ema": 0.9, "compile": True}], ids=["plain", "ema-compiled"])
+def test_best_weights_load_strictly_into_torchvision(store: Path, tmp_path: Path, fields: dict[str, Any]) -> None:
+    assert run_here(data=store, out=tmp_path, model="resnet18", epochs=1, global_batch=64, **fields) == 0
+    for weights in (torch.load(tmp_path / "best.pt"), checkpoint(tmp_path)["model"]):
+        torchvision.models.resnet18(num_classes=4).load_state_dict(weights, strict=True)
+
+
+def test_fine_tuning_replaces_the_head(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    images, labels = quadrant_images(64)
+    other = make_store(tmp_path / "two.zarr", {"train": (images, labels % 2), "val": (images, labels % 2)})
+    assert run_here(data=other, out=tmp_path / "a", model="resnet_small", epochs=1) == 0
+    weights = tmp_path / "a" / "best.pt"
+    assert run_here(data=store, out=tmp_path / "b", model="resnet_small", epochs=1, weights=weights) == 0
+    assert "new head: fc.weight, fc.bias" in capsys.readouterr().out
+    line = refusal(capsys, data=store, model="resnet_small", eval_only=True, weights=weights)
+    assert "the number of classes differs" in line
+
+
+def test_progressive_resolution(tmp_path: Path) -> None:
+    for size in (8, 16):
+        quadrant_store(tmp_path / f"q-{size}.zarr", size=size)
+    out, data = tmp_path / "run", str(tmp_path / "q-{size}.zarr")
+    stages = "[{epoch: 0, size: 8}, {epoch: 1, size: 16, crop: 12}]"
+    fields = {"data": data, "stages": stages, "model": "resnet_small", "epochs": 3, "out": out}
+    assert run_here(**fields) == 0
+    whole = checkpoint(out)
+    assert [line["step"] for line in metrics(out)] == [8, 16, 24]
+    os.replace(out / "previous.pt", out / "last.pt")
+    assert run_here(**fields, resume="auto") == 0
+    assert_same(checkpoint(out), whole)
+
+
+def test_a_store_without_val(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = make_store(tmp_path / "s.zarr", {"train": quadrant_images(40)})
+    assert run_here(data=store, out=tmp_path / "run") == 0
+    assert "no split val" in capsys.readouterr().out
+    assert metrics(tmp_path / "run")[-1]["val_top1"] is None
+    assert (tmp_path / "run" / "best.pt").exists()
+
+
+def test_a_loss_that_is_not_finite_stops_with_step_and_keys(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refusal(capsys, code=1, data=store, out=tmp_path, lr=1e30, warmup_epochs=0)
+    assert "not finite at step" in line
+    assert "train/0" in line
+    assert not (tmp_path / "last.pt").exists()
+
+
+def test_learning_rate_schedule() -> None:
+    rates = [learning_rate(step, 100, 10, 2.0) for step in range(100)]
+    assert rates[0] == pytest.approx(2.0 / 11)
+    assert max(rates) == rates[10] == 2.0
+    assert all(a < b for a, b in zip(rates[:10], rates[1:11], strict=True))
+    assert all(a > b for a, b in zip(rates[10:], rates[11:], strict=False))
+    assert rates[55] == pytest.approx(1.0)
+    assert 0 < rates[-1] < 0.01
+    assert learning_rate(0, 10, 0, 1.0) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"crop": 9}, ["crop 9", "8"]),
+        ({"augment": "rrc", "crop": 9}, ["crop 9", "8"]),
+        ({"eval_crop": 9}, ["crop 9", "8"]),
+        ({"pad": 8}, ["--pad 8"]),
+        ({"model": "resnet_small", "crop": 6, "eval_crop": 8}, ["--model resnet_small", "6x6", "--crop"]),
+        ({"model": "resnet51"}, ["--model resnet51", "resnet50"]),
+        ({"global_batch": 131}, ["131", "130 samples"]),
+        ({"global_batch": 16, "batch_size": 5}, ["--batch-size 5", "--global-batch 16"]),
+        ({"device": "xpu"}, ["--device xpu", "--device auto"]),
+        ({"weights": "/nowhere.pt"}, ["--weights /nowhere.pt"]),
+        ({"resume": "/nowhere.pt"}, ["--resume /nowhere.pt", "no checkpoint"]),
+        ({"data": "/nowhere.zarr"}, ["/nowhere.zarr", "no store there"]),
+        ({"no_such_field": 3}, ["--no-such-field"]),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_refusals(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], fields: dict[str, Any], words: list[str]
+) -> None:
+    line = refusal(capsys, **{"data": store, "out": tmp_path, **fields})
+    assert line.startswith("trainer: ")
+    assert all(word in line for word in words), line
+    assert not (tmp_path / "last.pt").exists()
+
+
+def test_refused_resumes(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    assert run_here(data=store, out=out, epochs=1) == 0
+    assert "add --resume auto" in refusal(capsys, data=store, out=out)
+    other = quadrant_store(tmp_path / "other.zarr", train=131)
+    again = {"out": out, "resume": "auto", "epochs": 2}
+    assert "fingerprint" in refusal(capsys, data=other, **again)
+    assert "seed is 0, this run's 1" in refusal(capsys, data=store, seed=1, **again)
+    assert "global batch is 16, this run's 32" in refusal(capsys, data=store, **again, global_batch=32)
+    assert "its model is flatten_linear" in refusal(capsys, data=store, model="resnet_small", **again)
+    assert "its ema is 0.0" in refusal(capsys, data=store, ema=0.9, **again)
+    images, labels = quadrant_images(130, seed=1)
+    fewer = make_store(tmp_path / "fewer.zarr", {"train": (images, labels // 2), "val": (images, labels // 2)})
+    assert "the number of classes differs" in refusal(capsys, data=fewer, **again)
+
+
+def test_debug_shows_the_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_here(data=tmp_path, debug=True) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_unexpected_errors_are_one_line_too(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(error: Exception) -> Callable[..., None]:
+        def run(*args: Any) -> None:
+            raise error
+
+        return run
+
+    for error, words in (
+        (torch.OutOfMemoryError("CUDA out of memory"), "smaller --batch-size"),
+        (RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer"), "lost contact with another rank"),
+        (KeyError("x"), "KeyError: 'x' (--debug shows the traceback)"),
+    ):
+        monkeypatch.setattr(main, "_run", fail(error))
+        assert words in refusal(capsys, code=1, data=store, out=tmp_path)
+
+
+def test_numpy_is_not_in_checkpoints(store: Path, whole: Path) -> None:
+    def walk(value: Any) -> None:
+        assert not isinstance(value, np.generic)
+        for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+            walk(item)
+
+    walk(checkpoint(whole))
