@@ -42,9 +42,9 @@ nav ul{display:flex;flex-wrap:wrap;gap:.45rem;list-style:none;margin:0 0 1.75rem
 nav a{display:block;padding:.3rem .8rem;border:1px solid var(--line);border-radius:99px;background:var(--card);
 color:var(--ink);text-decoration:none;font-size:.9rem}
 nav a:hover{border-color:var(--accent);color:var(--accent)}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(9.5rem,1fr));gap:1px;margin:0;background:var(--line);
+.tiles{display:flex;flex-wrap:wrap;gap:1px;margin:0;background:var(--line);
 border:1px solid var(--line);border-radius:12px;overflow:hidden}
-.tiles>div{background:var(--card);padding:.95rem 1.1rem 1rem}
+.tiles>div{flex:1 1 9.5rem;background:var(--card);padding:.95rem 1.1rem 1rem}
 .tiles dt{color:var(--soft);font-size:.8rem}
 .tiles dd{margin:0}
 .tiles strong{display:block;font-size:1.55rem;line-height:1.25;font-weight:650;letter-spacing:-.015em;
@@ -117,9 +117,9 @@ font-size:.78rem;font-weight:700;color:var(--card);background:var(--good)}
 .matrix td,.matrix thead th+th{padding-left:.6rem}
 .differs{background:var(--wash);font-weight:600}
 footer{color:var(--soft);font-size:.85rem;padding-top:1rem;padding-bottom:2.5rem}
-@media (max-width:34rem){.tiles>:last-child:nth-child(odd){grid-column:1/-1}
+@media (max-width:34rem){
 .sheet{grid-template-columns:repeat(auto-fill,minmax(5.9rem,1fr))}.bars{width:42%}svg text{font-size:13.5px}
-.tiles{grid-template-columns:repeat(2,1fr)}.tiles strong{font-size:1.3rem}.facts dt{flex:0 1 auto}}
+.tiles>div{flex-basis:40%}.tiles strong{font-size:1.3rem}.facts dt{flex:0 1 auto}}
 @media (prefers-reduced-motion:no-preference){html{scroll-behavior:smooth}}
 @media print{:root{--paper:#fff;--card:#fff;--ink:#000;--soft:#444;--line:#bbb;--grid:#ddd;--accent:#0a5f9e;--wash:#eee;
 --bar:#9cc3e2;--good:#00694a;--bad:#a83c00;--s0:#0072b2;--s1:#d55e00;--s2:#00875f;--s3:#b4558a;--s4:#a87400;--s5:#2b8fc9;
@@ -127,6 +127,5 @@ footer{color:var(--soft);font-size:.85rem;padding-top:1rem;padding-bottom:2.5rem
 *{-webkit-print-color-adjust:exact;print-color-adjust:exact}
 body{font-size:10pt}nav,.skip{display:none}header,main,footer{max-width:none;padding:0}
 .scroll,.tall{overflow:visible;max-height:none}
-figure,tr,.sheet li,.tiles>div{break-inside:avoid}h2,h3,caption{break-after:avoid}
-details::details-content{content-visibility:visible;block-size:auto;opacity:1}}
+figure,tr,.sheet li,.tiles>div{break-inside:avoid}h2,h3,caption{break-after:avoid}}
 """

@@ -95,7 +95,10 @@ def _sheet(store: Store, survey: SplitSurvey, pictures: list[Picture]) -> Html:
     if not split.is_raw and len(survey.checked_chunks) < split.num_chunks:
         where = f", from {plural(len(survey.checked_chunks), 'random chunk')}, as the store is compressed"
     captions = "labels. Below each: class and key" if labelled else "slots. Below each: key"
-    note = f"{count(len(pictures))} of {count(split.num_valid)}, drawn at random{where}, in the order of {captions}."
+    drawn = f"{count(len(pictures))} of {count(split.num_valid)}, drawn at random{where}"
+    if len(pictures) == split.num_valid:
+        drawn = "All of them" if len(pictures) > 1 else "The only one"
+    note = f"{drawn}, in the order of {captions}."
     grid = tag("ul", *items, class_="sheet pixels" if split.image_shape[0] <= PIXEL_ART * 2 else "sheet")
     return join(title, tag("p", note, class_="note"), grid)
 
@@ -127,16 +130,14 @@ def _class_sizes(store: Store, classes: ClassSurvey) -> Html:
         f"Samples per class, classes sorted by size: the largest has {count(largest)}, the median {count(median)}, "
         f"the smallest {count(smallest)}."
     )
+    if smallest == largest:
+        return join(title, lead)
     chart = profile(counts[classes.by_size], label, "classes, the largest first", "samples")
     note = f"Median {count(median)}; 5% of the classes have at most {count(few)}, 5% more than {count(many)}."
-    extremes = (
-        []
-        if smallest == largest
-        else [
-            _class_table(store, counts, f"The {EXTREME_CLASSES} largest", classes.by_size[:EXTREME_CLASSES]),
-            _class_table(store, counts, f"The {EXTREME_CLASSES} smallest", classes.by_size[::-1][:EXTREME_CLASSES]),
-        ]
-    )
+    extremes = [
+        _class_table(store, counts, f"The {EXTREME_CLASSES} largest", classes.by_size[:EXTREME_CLASSES]),
+        _class_table(store, counts, f"The {EXTREME_CLASSES} smallest", classes.by_size[::-1][:EXTREME_CLASSES]),
+    ]
     shown = figure("Samples per class, sorted", chart, note)
     return join(title, lead, tag("div", shown, tag("div", *extremes, class_="pair"), class_="columns"))
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from pages import parse
 
 from pipeline.page import Html, bar_cell, count, data_size, join, page, printable, share, short_count, table, tag
+from pipeline.page_style import STYLE
 
 pytestmark = pytest.mark.quick
 
@@ -79,3 +81,26 @@ def test_needs_the_standard_library_only() -> None:
     code = "import sys, pipeline.page; print([m for m in ('numpy', 'PIL', 'zarr', 'yaml') if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of #rgb or #rrggbb (WCAG 2.2)."""
+    digits = colour[1:] if len(colour) == 7 else "".join(digit * 2 for digit in colour[1:])
+    values = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+    red, green, blue = (v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in values)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_contrast_in_light_dark_and_print() -> None:
+    themes = [dict(re.findall(r"--(\w+):(#\w+)", block)) for block in re.findall(r":root\{([^}]*)\}", STYLE)]
+    assert len(themes) == 3
+    for theme in themes:
+        for text in ("ink", "soft", "accent", "good", "bad"):
+            assert min(contrast(theme[text], theme[ground]) for ground in ("paper", "card", "wash")) >= 4.5
+        assert min(contrast(theme[mark], theme["card"]) for mark in ("good", "bad")) >= 4.5
+        assert min(contrast(theme[f"s{i}"], theme["card"]) for i in range(7)) >= 3

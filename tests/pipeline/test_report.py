@@ -275,6 +275,13 @@ def test_many_classes_are_summed_up(tmp_path: Path) -> None:
     assert len(page.tables()["All classes and their samples in each split"]) == 101
 
 
+def test_many_equal_classes_need_no_chart(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "x.zarr", {"train": (make_images(100, 2), np.arange(100) % 50)})
+    text = section_of(read_page(write_report(store)), 0).text
+    assert "50 classes of 2 samples each." in text
+    assert "largest" not in text
+
+
 def test_gray_images(tmp_path: Path) -> None:
     images = make_images(6, 50, channels=1)
     page = read_page(write_report(make_store(tmp_path / "x.zarr", {"val": (images, [0] * 6)})))
