@@ -18,6 +18,7 @@ from pipeline.store import BAD_LABEL, FORMAT_VERSION, Split
 from pipeline.workspace import SplitWork
 
 KEYS_AT_ONCE = 65_536
+MIX_SAMPLES = 1024  # mixed among each other where a source is read in blocks: a few hundred MB of large images
 
 
 def chunk_length(image_bytes: int, num_samples: int, chunk_mb: float) -> int:
@@ -31,11 +32,30 @@ def chunk_length(image_bytes: int, num_samples: int, chunk_mb: float) -> int:
     return max(1, min(int(chunk_mb * 10**6) // image_bytes, -(-num_samples // 64)))
 
 
-def slot_order(num_samples: int, *, shuffled: bool, seed: int) -> np.ndarray:
-    """int64 (N,): slot -> index in the source; a seeded permutation, or the source's own order."""
+def slot_order(num_samples: int, *, shuffled: bool, seed: int, blocks: np.ndarray | None = None) -> np.ndarray:
+    """int64 (N,): slot -> index in the source; a seeded permutation, or the source's own order.
+
+    Args:
+        num_samples: N.
+        shuffled: permute, or keep the source's order.
+        seed: of the permutation.
+        blocks: int64 (B+1,), the first sample of each block that the source must read as a whole, and N. Blocks are
+            then permuted, and their samples mixed within windows of at least `MIX_SAMPLES`, so that a chunk touches
+            few blocks.
+    """
     if not shuffled:
         return np.arange(num_samples, dtype=np.int64)
-    return np.random.default_rng(np.random.SeedSequence(seed)).permutation(num_samples).astype(np.int64)
+    rng = np.random.default_rng(np.random.SeedSequence(seed))
+    if blocks is None:
+        return rng.permutation(num_samples).astype(np.int64)
+    permuted = rng.permutation(len(blocks) - 1)
+    order = np.concatenate([np.arange(blocks[block], blocks[block + 1], dtype=np.int64) for block in permuted])
+    start = 0
+    for stop in np.cumsum(np.diff(blocks)[permuted]).tolist():
+        if stop - start >= MIX_SAMPLES or stop == num_samples:
+            rng.shuffle(order[start:stop])
+            start = stop
+    return order
 
 
 def permute_keys(keys: np.ndarray, offsets: np.ndarray, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -153,7 +173,7 @@ def make_plan(
 ) -> SplitPlan:
     """Plan a split: order, slots and chunk length."""
     num_samples = len(source)
-    order = slot_order(num_samples, shuffled=shuffled, seed=seed)
+    order = slot_order(num_samples, shuffled=shuffled, seed=seed, blocks=getattr(source, "blocks", None))
     chunk_images = chunk_length(max(geometry.image_bytes for geometry in geometries), num_samples, chunk_mb)
     keys, offsets = permute_keys(*source.keys(), order)
     return SplitPlan(

@@ -17,7 +17,11 @@ UNLABELLED = -2
 
 
 class Source(Protocol):
-    """One split: N samples in the source's own, reproducible order (never the file system's listing order)."""
+    """One split: N samples in the source's own, reproducible order (never the file system's listing order).
+
+    A source that must read several samples at once (parquet's row groups) may have one attribute more: `blocks`, int64
+    (B+1,), the first sample of each such block, and N. The shuffle of a train split then keeps blocks close together.
+    """
 
     labels: np.ndarray
     """int32 (N,): index into the set's class ids, or -2 for an unlabelled sample."""

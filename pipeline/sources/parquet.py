@@ -59,6 +59,7 @@ class ParquetSource(Indexed):
         columns: as `find_columns` gave them; all files of a split have the same.
         group_first: int64 (G+1,), the first sample of each row group; the last is N.
         group_file, group_index: int32 (G,), the file of each row group and its number there.
+        image_bytes: of all images before compression. More than fit into the cache are best read group by group.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class ParquetSource(Indexed):
         group_first: np.ndarray,
         group_file: np.ndarray,
         group_index: np.ndarray,
+        image_bytes: int,
         keys: Strings,
         labels: np.ndarray,
     ) -> None:
@@ -77,6 +79,7 @@ class ParquetSource(Indexed):
         self.group_first = group_first
         self.group_file = group_file
         self.group_index = group_index
+        self.blocks = group_first if image_bytes > CACHE_BYTES else None
         self._groups: dict[int, Any] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -142,6 +145,7 @@ class _Groups:
     index: array[int] = field(default_factory=lambda: array("i"))
     names: StringsBuilder = field(default_factory=StringsBuilder)
     labels: LabelColumn = field(default_factory=LabelColumn)
+    image_bytes: int = 0
     all_named: bool = True
 
 
@@ -180,6 +184,7 @@ def open_parquet(src: Path, splits: Sequence[str] | None = None) -> SourceSet:
                 np.array(groups.first, np.int64),
                 np.array(groups.file, np.int32),
                 np.array(groups.index, np.int32),
+                groups.image_bytes,
                 _keys(groups, paths, src),
                 labels[split],
             )
@@ -206,6 +211,10 @@ def _collect(path: str, number: int, groups: _Groups) -> None:
                     name = (image or {}).get("path")
                     groups.all_named &= bool(name)
                     groups.names.append(os.fsencode(name or ""))
+            leaves = (file.metadata.row_group(index).column(i) for i in range(file.metadata.num_columns))
+            groups.image_bytes += sum(
+                leaf.total_uncompressed_size for leaf in leaves if leaf.path_in_schema.split(".")[0] == columns.image
+            )
             groups.first.append(groups.first[-1] + table.num_rows)
             groups.file.append(number)
             groups.index.append(index)

@@ -31,6 +31,12 @@ class Subset:
     def __len__(self) -> int:
         return len(self.indices)
 
+    @property
+    def blocks(self) -> np.ndarray | None:
+        """The source's blocks, as far as they are in the subset."""
+        blocks = getattr(self.source, "blocks", None)
+        return None if blocks is None else np.unique(np.searchsorted(self.indices, blocks))
+
     def keys(self) -> tuple[np.ndarray, np.ndarray]:
         keys = Strings(*self.source.keys()).take(self.indices)
         return keys.blob, keys.offsets

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.plan import chunk_length, first_difference, permute_keys, slot_order
+from pipeline.plan import MIX_SAMPLES, chunk_length, first_difference, permute_keys, slot_order
 from pipeline.sources.base import pack_keys
 
 pytestmark = pytest.mark.quick
@@ -31,6 +31,27 @@ def test_order_is_a_seeded_permutation() -> None:
     assert np.array_equal(one, again)
     assert not np.array_equal(one, other)
     assert np.array_equal(slot_order(5, shuffled=False, seed=3), np.arange(5))
+
+
+@given(st.lists(st.integers(1, 900), min_size=1, max_size=12), st.integers(0, 3))
+def test_order_in_blocks_permutes_and_stays_local(lengths: list[int], seed: int) -> None:
+    blocks = np.append(0, np.cumsum(lengths))
+    order = slot_order(int(blocks[-1]), shuffled=True, seed=seed, blocks=blocks)
+    assert np.array_equal(np.sort(order), np.arange(blocks[-1]))
+    assert np.array_equal(order, slot_order(int(blocks[-1]), shuffled=True, seed=seed, blocks=blocks))
+    for block in range(len(lengths)):  # a block's samples lie within one window: MIX_SAMPLES and less than a block more
+        slots = np.flatnonzero((order >= blocks[block]) & (order < blocks[block + 1]))
+        assert np.ptp(slots) < MIX_SAMPLES + max(lengths)
+
+
+def test_order_in_blocks_mixes() -> None:
+    blocks = np.arange(0, 10_001, 100)
+    one, other = (slot_order(10_000, shuffled=True, seed=seed, blocks=blocks) for seed in (0, 1))
+    assert not np.array_equal(one, other)
+    assert len(np.unique(one[:500] // 100)) == 11  # a window of 1,100 samples
+    assert len(np.unique(one[:1100] // 100)) == 11
+    assert np.abs(np.diff(one[:1100] // 100)).max() > 5
+    assert np.array_equal(slot_order(10_000, shuffled=False, seed=0, blocks=blocks), np.arange(10_000))
 
 
 @given(st.lists(st.binary(max_size=6), min_size=1, max_size=30), st.data())

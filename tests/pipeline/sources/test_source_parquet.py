@@ -197,6 +197,14 @@ def test_only_row_groups_are_read_and_few_are_kept(tmp_path, monkeypatch):
     assert len(source._groups) == 2
 
 
+def test_large_images_are_shuffled_by_row_groups(tmp_path, monkeypatch):
+    path = write(tmp_path / "x.parquet", [(image(f"{i}.jpg", "x" * 1000), i % 2) for i in range(10)], group=4)
+    assert open_source(path).splits["train"].blocks is None
+    monkeypatch.setattr(parquet, "CACHE_BYTES", 5000)
+    assert open_source(path).splits["train"].blocks.tolist() == [0, 4, 8, 10]
+    assert open_source(path, limit_per_class=3).splits["train"].blocks.tolist() == [0, 4, 6]
+
+
 def test_a_worker_maps_the_index_without_row_groups(tmp_path):
     path = write(tmp_path / "x.parquet", [(image("a.jpg", "x" * 100_000), 1), (image("b.jpg"), 0)])
     source = open_source(path).splits["train"]
