@@ -106,6 +106,8 @@ def convert(
     )  # fmt: skip
     for kind, count in found.ignored.items():
         say(f"ignored: {count:,} {kind}", quiet=quiet)
+    for note in found.notes:
+        say(f"note: {note}", quiet=quiet)
     recipe = {"source": found.kind, "max_pixels": max_pixels, "background": list(DecodeOptions().background)}
     software = software_versions()
     plans = [
