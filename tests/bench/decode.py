@@ -1,6 +1,6 @@
 """How much of the JPEG decoder's own speed is left once the image is also cut, resized and stored.
 
-    python -m tests.bench.decode [--images ../shared/data/imagenet_sample_700.tar] [--size 256] [--repeats 7] [--json FILE]
+    python -m tests.bench.decode --images imagenet_sample_700.tar [--size 256] [--count 200] [--repeats 7] [--json FILE]
 
 One process, one thread, the same encoded images in memory for all. Rounds alternate between the candidates and ratios
 are taken within a round, so that a neighbour's load hits all alike; figures are medians of the rounds.
