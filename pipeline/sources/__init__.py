@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,8 @@ def open_source(
 
     Args:
         src: a path, `torchvision:NAME[:ROOT]`, or from Python a sequence of (image, label[, key]), or a mapping from
-            split names to such sequences. An image is encoded bytes, a path, an array or a PIL image.
+            split names to such sequences, or a `SourceSet` of your own sources. An image is encoded bytes, a path, an
+            array or a PIL image.
         kind: one of `SOURCE_KINDS`; None finds it by looking at `src`.
         splits: the wanted splits; None takes all. `validation` and `valid` mean `val`. A source with a single unnamed
             split gets the one name that is asked for.
@@ -71,7 +73,7 @@ def open_source(
         raise UsageError(f"--source {kind}: must be one of {', '.join(SOURCE_KINDS)}")
     if splits is not None:
         splits = [names.split_of_folder(os.fsencode(split)) or split for split in splits]
-    kind = kind or detect_kind(src)
+    kind = src.kind if isinstance(src, SourceSet) else kind or detect_kind(src)
     if check_md5 and kind != "imagenet":
         raise UsageError(f"--check-md5: only the official ImageNet archives have known sums; {src} is a {kind} source")
     if download and kind != "torchvision":
@@ -94,6 +96,9 @@ def open_source(
 
 
 def _open(src: Any, kind: str, splits: Sequence[str] | None, check_md5: bool, download: bool) -> SourceSet:
+    if isinstance(src, SourceSet):
+        kept = {split: source for split, source in src.splits.items() if not splits or split in splits}
+        return replace(src, splits=kept, notes=list(src.notes))
     if kind == "sequence":
         return open_sequence(src, splits)
     if kind == "torchvision":

@@ -13,7 +13,7 @@ from collections import Counter
 IMAGE_EXTENSIONS = frozenset((
     b"jpg", b"jpeg", b"jpe", b"jfif", b"png", b"apng", b"webp", b"gif", b"bmp", b"dib", b"tif", b"tiff", b"avif",
     b"heic", b"heif", b"jxl", b"jp2", b"j2k", b"jpx", b"jpf", b"jpc", b"ppm", b"pgm", b"pbm", b"pnm", b"mpo", b"ico",
-    b"tga",
+    b"tga", b"qoi",
 ))
 # fmt: on
 SYSTEM_FOLDERS = frozenset((b"__macosx", b"@eadir", b"$recycle.bin", b"system volume information", b"lost+found"))
