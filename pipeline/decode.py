@@ -16,7 +16,7 @@ import simplejpeg
 from PIL import Image
 
 from pipeline.errors import BadSample
-from pipeline.fit import place
+from pipeline.fit import Placement, place
 from pipeline.geometry import Geometry
 from pipeline.modes import array_to_image, to_rgb, to_rgbx
 from pipeline.pil_decode import check_pixels, jpeg_orientation, open_rgb
@@ -80,7 +80,7 @@ def decode_into(
     outs: Sequence[np.ndarray],
     options: DecodeOptions = DecodeOptions(),
 ) -> Decoded:
-    """Decode once, resize once per geometry.
+    """Decode once, resize once per geometry. (A JPEG that some sizes take at half scale is decoded twice.)
 
     Args:
         data: an encoded image, whose content decides the format; or uint8 or uint16 pixels (H, W), (H, W, 1),
@@ -95,39 +95,42 @@ def decode_into(
     Raises:
         BadSample: it can't be converted; `outs` are untouched.
     """
-    exif_transpose = geometries[0].exif_transpose
-    if not isinstance(data, np.ndarray) and len(data) == 0:
-        raise BadSample("empty")
-    fast = None if isinstance(data, np.ndarray) else _decode_jpeg(data, geometries, options)
-    if fast is not None:
-        pixels, decoded = fast
-    elif isinstance(data, np.ndarray):
+    if isinstance(data, np.ndarray):
         pixels, decoded = _from_array(data, options)
+    elif len(data) == 0:
+        raise BadSample("empty")
     else:
-        pixels, decoded = _decode_pil(data, options, exif_transpose=exif_transpose)
-    halved = pixels.shape[0] != decoded.height or pixels.shape[1] != decoded.width
+        fast = _jpeg_into(data, geometries, outs, options)
+        if fast is not None:
+            return fast
+        pixels, decoded = _decode_pil(data, options, exif_transpose=geometries[0].exif_transpose)
     for geometry, out in zip(geometries, outs, strict=True):
-        placement = place(decoded.height, decoded.width, geometry)
-        box = placement.box
-        if halved:
-            box = (box[0] / 2, box[1] / 2, box[2] / 2, box[3] / 2)
-        width, height = placement.size
-        left, top = placement.offset
-        target = out
-        if (width, height) != (geometry.size, geometry.size):
-            out[...] = 0
-            target = out[top : top + height, left : left + width]
-        resize_into(pixels, box, placement.size, geometry.filter, target)
+        _resize_into(pixels, place(decoded.height, decoded.width, geometry), geometry, out)
     return decoded
+
+
+def _resize_into(
+    pixels: np.ndarray, placement: Placement, geometry: Geometry, out: np.ndarray, factor: int = 1
+) -> None:
+    """Fill `out` (S, S, C) from RGBX pixels that were decoded at 1/factor of the source's size."""
+    left, top, right, bottom = placement.box
+    width, height = placement.size
+    target = out
+    if (width, height) != (geometry.size, geometry.size):
+        out[...] = 0
+        x, y = placement.offset
+        target = out[y : y + height, x : x + width]
+    box = (left / factor, top / factor, right / factor, bottom / factor)
+    resize_into(pixels, box, placement.size, geometry.filter, target)
 
 
 # JPEG
 
 
-def _decode_jpeg(
-    data: bytes, geometries: Sequence[Geometry], options: DecodeOptions
-) -> tuple[np.ndarray, Decoded] | None:
-    """RGBX pixels of a JPEG, at half scale where that is good enough; None when PIL should try."""
+def _jpeg_into(
+    data: bytes, geometries: Sequence[Geometry], outs: Sequence[np.ndarray], options: DecodeOptions
+) -> Decoded | None:
+    """`decode_into` for JPEGs that simplejpeg decodes without complaint; None for everything else."""
     if data[:2] != JPEG_START:
         return None
     try:
@@ -138,23 +141,30 @@ def _decode_jpeg(
     if colors not in ("YCbCr", "Gray", "RGB"):
         return None
     orientation = jpeg_orientation(data) if geometries[0].exif_transpose else 1
-    factor = 1
+    upright = (width, height) if orientation >= 5 else (height, width)
+    placements = [place(*upright, geometry) for geometry in geometries]
+    factors = [_scale_factor(*pair, orientation) for pair in zip(placements, geometries, strict=True)]
+    for factor in sorted(set(factors)):  # nearly always one; a size's pixels don't depend on the other sizes
+        h, w = -(-height // factor), -(-width // factor)
+        try:
+            # strict: data that ends early or is damaged must not pass as an image
+            pixels = simplejpeg.decode_jpeg(
+                data, "RGBX", min_height=h, min_width=w, min_factor=factor, buffer=_buffer(h * w * 4), strict=True
+            )
+        except ValueError:
+            return None
+        if orientation != 1:
+            pixels = _transpose(pixels, orientation)
+        for placement, geometry, out, own in zip(placements, geometries, outs, factors, strict=True):
+            if own == factor:
+                _resize_into(pixels, placement, geometry, out, factor)
+    return Decoded(*upright, "L" if colors == "Gray" else "RGB", 0)
+
+
+def _scale_factor(placement: Placement, geometry: Geometry, orientation: int) -> int:
+    """2 where decoding at half scale is good enough, else 1."""
     # A flip would move the half pixel by which an odd side is rounded up to the other end.
-    if geometries[0].filter != "box" and orientation == 1:
-        scale = min(place(height, width, geometry).scale for geometry in geometries)
-        factor = 2 if scale >= HALF_SCALE else 1
-    h, w = -(-height // factor), -(-width // factor)
-    try:
-        # strict: data that ends early or is damaged must not pass as an image
-        pixels = simplejpeg.decode_jpeg(
-            data, "RGBX", min_height=h, min_width=w, min_factor=factor, buffer=_buffer(h * w * 4), strict=True
-        )
-    except ValueError:
-        return None
-    if orientation != 1:
-        pixels = _transpose(pixels, orientation)
-        height, width = pixels.shape[:2]
-    return pixels, Decoded(height, width, "L" if colors == "Gray" else "RGB", 0)
+    return 2 if placement.scale >= HALF_SCALE and geometry.filter != "box" and orientation == 1 else 1
 
 
 def _transpose(pixels: np.ndarray, orientation: int) -> np.ndarray:
