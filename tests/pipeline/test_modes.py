@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 from typing import Any
 
 import numpy as np
@@ -185,3 +186,13 @@ def test_arrays_need_not_be_contiguous() -> None:
     np.testing.assert_array_equal(
         np.asarray(array_to_image(array[::-1, ::2])), np.asarray(array_to_image(array[::-1, ::2].copy()))
     )
+
+
+def test_12_bit_tiff_is_scaled_by_its_own_maximum() -> None:
+    levels = [0, 2048, 4095, 1024]
+    packed = int("".join(f"{level:012b}" for level in levels), 2).to_bytes(6, "big")
+    tags = [(256, 3, 4), (257, 3, 1), (258, 3, 12), (259, 3, 1), (262, 3, 1), (273, 4, 8), (277, 3, 1), (279, 4, 6)]
+    data = b"II*\0" + struct.pack("<I", 16) + packed + b"\0\0" + struct.pack("<H", len(tags))
+    data += b"".join(struct.pack("<HHII", tag, kind, 1, value) for tag, kind, value in tags) + bytes(4)
+    image = Image.open(io.BytesIO(data))
+    assert np.asarray(to_rgb(image, WHITE))[0, :, 0].tolist() == [0, 128, 255, 64]
