@@ -32,9 +32,21 @@ def check_seed(seed: int, epoch: int = 0) -> None:
         raise UsageError(f"seed {seed}, epoch {epoch}: both must be 0 or more")
 
 
-def _shuffle(bits: np.random.PCG64, count: int) -> np.ndarray:
-    """int64 (count,): a permutation by sorting random 64-bit keys; a tie (probability 1e-7 at 1e6) keeps its order."""
-    return np.argsort(bits.random_raw(count), kind="stable")
+def _shuffle(bits: np.random.PCG64, count: int, group: np.ndarray | None = None) -> np.ndarray:
+    """int64 (count,): a permutation of range(count), ascending by `group`, int64 (count,), if given.
+
+    Sorts 64-bit keys of group, random bits and index, which is several times faster than an argsort and, as no two keys
+    are equal, the same with any sorting algorithm. A million samples have 44 random bits each.
+    """
+    index_bits = max(count - 1, 0).bit_length()
+    keys = bits.random_raw(count) >> np.uint64(index_bits) << np.uint64(index_bits)
+    keys |= np.arange(count, dtype=np.uint64)
+    if group is not None and count:
+        group_bits = int(group.max()).bit_length()
+        keys &= np.uint64(2 ** (64 - group_bits) - 1)
+        keys |= group.astype(np.uint64) << np.uint64(64 - group_bits) if group_bits else np.uint64(0)
+    keys.sort()
+    return (keys & np.uint64(2**index_bits - 1)).astype(np.int64)
 
 
 def epoch_order(
@@ -60,7 +72,7 @@ def epoch_order(
     if chunk_images is None:
         return _shuffle(bits, num_samples)
     window_of_chunk = _window_of_chunk(bits, num_samples, chunk_images, window)
-    return np.lexsort((bits.random_raw(num_samples), window_of_chunk[np.arange(num_samples) // chunk_images]))
+    return _shuffle(bits, num_samples, window_of_chunk[np.arange(num_samples) // chunk_images])
 
 
 def window_bounds(seed: int, epoch: int, num_samples: int, chunk_images: int, window: int | None = None) -> np.ndarray:
