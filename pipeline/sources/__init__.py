@@ -125,7 +125,7 @@ def _refuse_empty(found: SourceSet) -> None:
     if empty or not found.splits:
         what = f"no images in split {empty[0]!r}" if len(found.splits) > 1 else "no images found"
         remedy = "leave the split out with --split" if len(found.splits) > 1 else "check the path and --source"
-        raise UsageError(f"{found.origin}: {what}{ignored}; {remedy}")
+        raise UsageError("; ".join([f"{found.origin}: {what}{ignored}", *found.notes, remedy]))
 
 
 def _without_empty(found: SourceSet, splits: Sequence[str] | None) -> SourceSet:

@@ -8,6 +8,7 @@ import tarfile
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -65,7 +66,7 @@ class Devkit:
 
 def is_official_val(keys: Iterable[bytes]) -> bool:
     """True where the first image is named as the official validation images are."""
-    return any(_VAL_IMAGE.fullmatch(key) for key in list(keys)[:1])
+    return any(_VAL_IMAGE.fullmatch(key) for key in islice(keys, 1))
 
 
 def find_devkit(folder: Path) -> Path | None:

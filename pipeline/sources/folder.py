@@ -19,6 +19,7 @@ from pathlib import Path
 from pipeline.errors import UsageError
 from pipeline.sources import names
 from pipeline.sources.base import SourceSet
+from pipeline.sources.devkit import NAME, is_official_val
 from pipeline.sources.files import FileSource
 from pipeline.sources.labels import LabelColumn, resolve
 from pipeline.sources.strings import Strings, StringsBuilder
@@ -189,7 +190,11 @@ def open_folder(src: Path, splits: Sequence[str] | None = None) -> SourceSet:
             ignored[OUTSIDE_SPLITS] += others
     wanted = [split for split in names.natural_splits(set(found)) if not splits or split in splits]
     scans = {split: scan(found[split], ignored) for split in wanted}
-    return build(scans, found.get("train"), ignored, str(src))
+    made = build(scans, found.get("train"), ignored, str(src))
+    for split, part in scans.items():
+        if part.is_flat and is_official_val(part.keys):
+            made.notes.append(f"{split}: ImageNet's validation images; {NAME}.tar.gz beside it would label them")
+    return made
 
 
 def build(scans: dict[str, Scan], train: bytes | None, ignored: Counter[str], origin: str) -> SourceSet:

@@ -71,7 +71,7 @@ def _beside(tree: Path, name: str) -> Path | None:
 def _solve(solution: Path, keys: Iterable[bytes], images: Path) -> tuple[LabelColumn, list[str]]:
     """Labels of the images from the CSV's `ImageId,PredictionString`; the first word of the latter is the class."""
     truth: dict[bytes, str] = {}
-    with open(solution, newline="", encoding="utf-8-sig") as file:
+    with open(solution, newline="", encoding="utf-8-sig", errors="backslashreplace") as file:
         for line, row in enumerate(csv.reader(file), 1):
             if line == 1 and row[:2] == ["ImageId", "PredictionString"]:
                 continue

@@ -49,19 +49,10 @@ def open_manifest(src: Path, splits: Sequence[str] | None = None) -> SourceSet:
     Raises:
         UsageError: no path column, a row that can't be read or has no label, or a path that is listed twice.
     """
-    listed: dict[str, _Listed] = {}
-    rows = _csv_rows(src) if src.suffix.lower() in (".csv", ".tsv") else _json_rows(src)
-    labelled: bool | None = None
-    for line, path, label, split in rows:
-        labelled = label is not None if labelled is None else labelled
-        if not path:
-            raise UsageError(f"{src}, line {line}: no path; write the image's path, relative to the manifest")
-        if labelled and not (label or "").strip():
-            raise UsageError(f"{src}, line {line}: no label for {path}; write the class, or -1 for none")
-        name = single_name(splits) if split is None else split.strip()
-        part = listed.setdefault(names.split_of_folder(os.fsencode(name)) or name, _Listed())
-        part.keys.append(os.fsencode(path))
-        part.column.add(stated(label) if labelled and label else None)
+    try:
+        listed = _collect(src, splits)
+    except UnicodeError as error:
+        raise UsageError(f"{src}: {names.one_line(error)}; save it as UTF-8") from None
     columns = {split: listed[split].column for split in names.natural_splits(set(listed))}
     if all_integers(columns.values()):
         for column in columns.values():
@@ -75,6 +66,24 @@ def open_manifest(src: Path, splits: Sequence[str] | None = None) -> SourceSet:
         if not splits or split in splits:
             sources[split] = FileSource(root, keys[split], labels[split])
     return SourceSet("manifest", ids, sources, origin=str(src))
+
+
+def _collect(src: Path, splits: Sequence[str] | None) -> dict[str, _Listed]:
+    """Split name -> its images, in the manifest's order."""
+    listed: dict[str, _Listed] = {}
+    rows = _csv_rows(src) if src.suffix.lower() in (".csv", ".tsv") else _json_rows(src)
+    labelled: bool | None = None
+    for line, path, label, split in rows:
+        labelled = label is not None if labelled is None else labelled
+        if not path:
+            raise UsageError(f"{src}, line {line}: no path; write the image's path, relative to the manifest")
+        if labelled and not (label or "").strip():
+            raise UsageError(f"{src}, line {line}: no label for {path}; write the class, or -1 for none")
+        name = single_name(splits) if split is None else split.strip()
+        part = listed.setdefault(names.split_of_folder(os.fsencode(name)) or name, _Listed())
+        part.keys.append(os.fsencode(path))
+        part.column.add(stated(label) if labelled and label else None)
+    return listed
 
 
 def _refuse_duplicates(keys: Strings, src: Path) -> None:

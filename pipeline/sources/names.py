@@ -63,7 +63,7 @@ def split_of_folder(name: bytes) -> str | None:
 
 
 def split_of_file(path: bytes) -> str | None:
-    """The split that a data file (parquet, tar) belongs to, by the last split word in its path, or None."""
+    """The split that a data file (parquet, tar) belongs to, or None: its name's first split word, else its folder's."""
     for part in reversed(path.lower().split(b"/")):
         found = [_SPLITS[word] for word in _WORDS.findall(part) if word in _SPLITS]
         if found:

@@ -247,8 +247,10 @@ def find_columns(schema: Any, path: str) -> Columns:
     """
     import pyarrow as pa
 
-    metadata = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-    features = metadata.get("info", {}).get("features", {})
+    try:
+        features = dict(json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"])
+    except (KeyError, TypeError, ValueError):  # not written by Hugging Face's library
+        features = {}
 
     def declared(kind: str) -> list[str]:
         return [

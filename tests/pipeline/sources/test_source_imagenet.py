@@ -112,6 +112,14 @@ def test_flat_val_folder_gets_its_labels_from_the_devkit(tmp_path):
     assert found.class_names is not None
 
 
+def test_flat_val_folder_without_the_devkit_says_what_would_label_it(tmp_path):
+    write_files(tmp_path, "train/n01440764/1.JPEG", f"val/{val_name(1)}")
+    found = open_source(tmp_path)
+    assert found.kind == "folder"
+    assert found.splits["val"].labels.tolist() == [UNLABELLED]
+    assert found.notes[0] == f"val: ImageNet's validation images; {DEVKIT} beside it would label them"
+
+
 def test_unpacked_devkit(root):
     with tarfile.open(root / DEVKIT) as archive:
         archive.extractall(root, filter="data")
@@ -160,6 +168,11 @@ def test_task_3_is_explained(root, name):
     found = open_source(root)
     assert samples(found.splits["train"]) == TRAIN
     assert found.notes == [f"{root / name}: belongs to task 3 (dog breeds), which isn't converted"]
+
+
+def test_task_3_alone(tmp_path):
+    (tmp_path / "ILSVRC2012_img_train_t3.tar").write_bytes(tar_bytes({}))
+    wrong(tmp_path, r"no images found; .*_t3.tar: belongs to task 3 \(dog breeds\), which isn't converted; check")
 
 
 @pytest.mark.parametrize("name", ["ILSVRC2010_images_val.tar", DEVKIT, "ILSVRC2012_bbox_train_v2.tar.gz"])

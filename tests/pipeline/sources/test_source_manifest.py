@@ -170,6 +170,11 @@ def test_bad_json_lines_are_named(tmp_path, line, message):
         listed(tmp_path / "m.jsonl", '{"path": "1.jpg", "label": 0}\n' + line)
 
 
+def test_a_cut_utf_16_file(tmp_path):
+    with pytest.raises(UsageError, match=r"m.csv: .*; save it as UTF-8"):
+        listed(tmp_path / "m.csv", "\ufeffpath,label\n1.jpg,a\n".encode("utf-16-le")[:-1])
+
+
 def test_a_spreadsheet_file_under_the_wrong_name(tmp_path):
     with pytest.raises(UsageError, match=r"m.csv"):
         listed(tmp_path / "m.csv", b"PK\x03\x04" + bytes(range(256)) * 20)

@@ -120,6 +120,13 @@ def test_missing_columns_are_named_with_those_that_are_there(tmp_path):
         open_source(tmp_path / "x.parquet")
 
 
+@pytest.mark.parametrize("metadata", [b"nonsense", b'{"info": null}', b"[]"])
+def test_odd_metadata_is_passed_over(tmp_path, metadata):
+    table = pa.table({"image": pa.array([image("1")], IMAGE), "label": [1]})
+    pq.write_table(table.replace_schema_metadata({"huggingface": metadata}), tmp_path / "x.parquet")
+    assert open_source(tmp_path / "x.parquet").class_names is None
+
+
 @pytest.mark.parametrize("label", [3, -2])
 def test_label_out_of_range_names_the_row(tmp_path, label):
     rows = [(image(str(i)), 0) for i in range(4)] + [(image("x"), label)]
