@@ -257,6 +257,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0 success, 1 failed check or job, 2 wrong use."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
+    name = "arguments"
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _terminate)  # so that workers and temp files are cleaned up
         signal.signal(signal.SIGINT, _interrupt)
@@ -275,4 +276,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if debug:
+            raise
+        sys.stderr.write(f"error: {error.filename or name}: {error.strerror or error}; mend that and run it again\n")
+        return 1
+    except Exception as error:  # a fault of ours: still one line, and a way to see more
+        if debug:
+            raise
+        text = " ".join(str(error).split())
+        sys.stderr.write(f"error: {type(error).__name__}: {text}; unexpected: run it with --debug and report that\n")
+        return 1
     return 0

@@ -104,7 +104,7 @@ def resize_into(
         image = image.convert("L", 0)
     raw_mode = "L" if out.shape[2] == 1 else "RGB"
     encoder = core.raw_encoder(image.mode, raw_mode, 0, 1)
-    encoder.setimage(image)
+    encoder.setimage(image, (0, 0, *size))  # Pillow 13 wants the part, here all of it
     packed = encoder.encode(out.size)[2]
     out[...] = np.frombuffer(packed, np.uint8).reshape(out.shape)
 
