@@ -41,9 +41,8 @@ def run(*command: str) -> float:
 
 def main() -> None:
     num_images = make_digits(ROOT / RAW)
-    for old in (ROOT / STORE, ROOT / RUN):
-        shutil.rmtree(old, ignore_errors=True)
-    convert_seconds = run("python", "-m", "pipeline", "convert", RAW, STORE, "--size", "32")
+    shutil.rmtree(ROOT / RUN, ignore_errors=True)
+    convert_seconds = run("python", "-m", "pipeline", "convert", RAW, STORE, "--size", "32", "--overwrite")
     run("python", "-m", "pipeline", "verify", STORE, "--against", RAW)
     train = "torchrun --nproc-per-node=2 trainer/main.py --config trainer/recipes/digits.yaml"
     train_seconds = run(*train.split(), "--data", STORE, "--out", RUN)
