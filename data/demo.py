@@ -8,6 +8,7 @@ Prints each command before running it, so that every step can be repeated by han
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -32,8 +33,9 @@ def run(*command: str) -> float:
     """Run a command from the project's root; returns its seconds. Ends the demo with its exit code if it fails."""
     print("$", " ".join(command), flush=True)
     start = time.monotonic()
-    program = {"python": sys.executable, "torchrun": str(SCRIPTS / "torchrun")}.get(command[0], command[0])
-    code = subprocess.run([program, *command[1:]], cwd=ROOT, check=False).returncode
+    program = {"python": sys.executable, "torchrun": str(SCRIPTS / "torchrun")}[command[0]]
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}  # what torchrun sets itself, with ten lines of warning
+    code = subprocess.run([program, *command[1:]], cwd=ROOT, env=environment, check=False).returncode
     if code:
         sys.exit(code)
     return time.monotonic() - start
