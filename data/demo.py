@@ -25,7 +25,8 @@ SCRIPTS = Path(sysconfig.get_path("scripts"))
 NEXT = """
 For ImageNet:
   make dataset RAW=/path/to/imagenet
-  .venv/bin/torchrun --nproc-per-node=8 trainer/main.py --config trainer/recipes/resnet50.yaml --data data/imagenet-256.zarr
+  .venv/bin/torchrun --nproc-per-node=8 trainer/main.py --config trainer/recipes/resnet50.yaml \\
+      --data data/imagenet-256.zarr
 """
 
 
