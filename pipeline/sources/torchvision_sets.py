@@ -7,8 +7,13 @@ torchvision and torch are imported here only, when such a source is opened. Data
 from __future__ import annotations
 
 import difflib
+import gzip
 import inspect
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -50,12 +55,17 @@ def open_torchvision(src: str, splits: Sequence[str] | None = None, *, download:
     if "download" in parameters:
         fixed["download"] = download
     datasets = {}
-    for split, arguments in _splits(parameters, splits).items():
-        if splits and split not in splits:
-            continue
-        dataset = _make(cls, fixed | arguments, src, root, optional="split" in arguments)
-        if dataset is not None:
-            datasets[split] = dataset
+    with _unpacked(cls, root, src) as unpacked:
+        if unpacked:
+            fixed |= {"root": unpacked, "download": False}
+        for split, arguments in _splits(parameters, splits).items():
+            if splits and split not in splits:
+                continue
+            dataset = _make(cls, fixed | arguments, src, root, optional="split" in arguments)
+            if dataset is not None:
+                datasets[split] = dataset
+    if not datasets and not splits:
+        raise UsageError(f"{src}: torchvision needs more than a name and a split for it; convert it from Python")
     columns = {split: _labels(dataset, src) for split, dataset in datasets.items()}
     classes = next((list(dataset.classes) for dataset in datasets.values() if getattr(dataset, "classes", None)), None)
     ids, labels = resolve(
@@ -75,12 +85,40 @@ def _find(name: str, src: str) -> Callable[..., Any]:
         raise UsageError(
             f'{src}: torchvision isn\'t installed; run `pip install "efficient-imagenet[train]"`'
         ) from None
-    known = {known.lower(): known for known in datasets.__all__}
+    classes = {known: getattr(datasets, known) for known in datasets.__all__}
+    known = {known.lower(): known for known, cls in classes.items() if isinstance(cls, type)}
+    known.pop("visiondataset", None)  # the others' base class
     if name.lower() not in known:
         close = difflib.get_close_matches(name.lower(), known, n=3)
         hint = f"did you mean {' or '.join(known[match] for match in close)}?" if close else "such as MNIST or CIFAR10"
         raise UsageError(f"{src}: torchvision has no dataset {name!r}; {hint}")
-    return getattr(datasets, known[name.lower()])
+    return classes[known[name.lower()]]
+
+
+@contextmanager
+def _unpacked(cls: Any, root: str, src: str) -> Iterator[str | None]:
+    """A temporary root for MNIST and its kin where only their `.gz` files are there, in ROOT or ROOT/NAME/raw.
+
+    torchvision reads them unpacked, which is done in a moment; the images are in memory afterwards.
+    """
+    resources = getattr(cls, "resources", None)
+    pairs = [pair for pair in resources if isinstance(pair, tuple)] if isinstance(resources, list) else []
+    packed = [pair[0] for pair in pairs if pair[0].endswith(".gz")]
+    raw = Path(root, cls.__name__, "raw")
+    places = (raw, Path(root)) if packed else ()
+    found = next((place for place in places if all((place / name).is_file() for name in packed)), None)
+    if found is None or all((raw / name).with_suffix("").is_file() for name in packed):
+        yield None
+        return
+    with TemporaryDirectory() as temp:
+        target = Path(temp, cls.__name__, "raw")
+        target.mkdir(parents=True)
+        for name in packed:
+            try:
+                (target / name).with_suffix("").write_bytes(gzip.decompress((found / name).read_bytes()))
+            except (OSError, EOFError, zlib.error) as error:
+                raise UsageError(f"{src}: {found / name}: {names.one_line(error)}; get the file again") from None
+        yield temp
 
 
 def _splits(parameters: Any, splits: Sequence[str] | None) -> dict[str, dict[str, Any]]:
@@ -119,19 +157,21 @@ def _line(error: Exception) -> str:
 def _labels(dataset: Any, src: str) -> LabelColumn:
     """The labels as the dataset states them, from its list of them where the items agree with it."""
     column = LabelColumn()
-    for name in ("targets", "labels", "_labels"):
-        stated = getattr(dataset, name, None)
-        if stated is not None and len(stated) == len(dataset) and len(dataset):
-            stated = [int(label) for label in stated]
-            if all(int(dataset[i][1]) == stated[i] for i in {0, len(dataset) - 1}):
-                for label in stated:
-                    column.add(label)
-                return column
-    for i in range(len(dataset)):
-        label = dataset[i][1]
-        if not isinstance(label, int) and not hasattr(label, "__index__"):
-            raise UsageError(f"{src}: its targets are no class numbers ({type(label).__name__}); it can't be converted")
-        column.add(int(label))
+    try:
+        for name in ("targets", "labels", "_labels"):
+            stated = getattr(dataset, name, None)
+            if stated is not None and len(stated) == len(dataset) and len(dataset):
+                listed = [int(label) for label in stated]
+                if all(int(dataset[i][1]) == listed[i] for i in {0, len(dataset) - 1}):
+                    break
+        else:
+            listed = [int(dataset[i][1]) for i in range(len(dataset))]
+    except (TypeError, ValueError, RuntimeError, IndexError) as error:
+        raise UsageError(
+            f"{src}: its targets are no class numbers ({names.one_line(error)}); convert it from Python"
+        ) from None
+    for label in listed:
+        column.add(label)
     return column
 
 

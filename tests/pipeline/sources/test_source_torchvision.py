@@ -65,6 +65,24 @@ assert "torch" not in sys.modules
     assert subprocess.run(command, check=True, capture_output=True).stdout == made["t10k"][0][2].tobytes()
 
 
+@pytest.mark.parametrize("place", ["", "MNIST/raw"])
+def test_mnist_from_gz_files(tmp_path, place):
+    made = write_mnist(tmp_path / "written")
+    root = tmp_path / "packed"
+    (root / place).mkdir(parents=True)
+    for path in (tmp_path / "written/MNIST/raw").iterdir():
+        (root / place / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+    before = sorted(root.rglob("*"))
+    found = open_source(f"torchvision:MNIST:{root}")
+    assert sorted(root.rglob("*")) == before
+    assert found.splits["train"].labels.tolist() == made["train"][1].tolist()
+    assert np.array_equal(found.splits["test"].read(1), made["t10k"][0][1])
+    cut = root / place / "train-images-idx3-ubyte.gz"
+    cut.write_bytes(cut.read_bytes()[:-9])
+    with pytest.raises(UsageError, match=r"train-images-idx3-ubyte.gz: .*; get the file again"):
+        open_source(f"torchvision:MNIST:{root}")
+
+
 def test_only_the_wanted_split(tmp_path):
     write_mnist(tmp_path)
     assert list(open_source(f"torchvision:MNIST:{tmp_path}", splits=["test"]).splits) == ["test"]
@@ -128,7 +146,9 @@ def test_datasets_without_an_array_are_asked_for_each_image(tmp_path):
         ("torchvision:MNST", "torchvision has no dataset 'MNST'; did you mean .*MNIST"),
         ("torchvision:", "torchvision has no dataset ''; such as MNIST or CIFAR10"),
         ("torchvision:ImageFolder:/nowhere", "nowhere"),
-        ("torchvision:EMNIST:/nowhere", "/nowhere"),
+        ("torchvision:EMNIST:/nowhere", "needs more than a name and a split for it; convert it from Python"),
+        ("torchvision:CocoDetection:/nowhere", "needs more than a name .*annFile.*; convert it from Python"),
+        ("torchvision:VisionDataset", "torchvision has no dataset 'VisionDataset'"),
         ("torchvision:VOCDetection:/nowhere", "/nowhere"),
     ],
 )
@@ -136,6 +156,13 @@ def test_errors_in_one_line(src, message):
     with pytest.raises(UsageError, match=message) as caught:
         open_source(src)
     assert "\n" not in str(caught.value)
+
+
+def test_targets_that_are_no_class_numbers(monkeypatch):
+    real = datasets.FakeData.__getitem__
+    monkeypatch.setattr(datasets.FakeData, "__getitem__", lambda self, i: (real(self, i)[0], {"boxes": []}))
+    with pytest.raises(UsageError, match="its targets are no class numbers .*; convert it from Python"):
+        open_source("torchvision:FakeData")
 
 
 def test_missing_files_are_not_downloaded_unless_asked(tmp_path, monkeypatch):
@@ -165,16 +192,13 @@ def test_without_torchvision(monkeypatch):
         open_source("torchvision:MNIST")
 
 
-def test_real_mnist(real_data, tmp_path):
+def test_real_mnist(real_data):
     """10,000 digits: against the IDX files, parsed here."""
-    raw = tmp_path / "MNIST/raw"
-    raw.mkdir(parents=True)
-    for path in (real_data / "mnist10k").glob("*.gz"):
-        (raw / path.stem).write_bytes(gzip.decompress(path.read_bytes()))
-    found = open_source(f"torchvision:MNIST:{tmp_path}")
+    root = real_data / "mnist10k"
+    found = open_source(f"torchvision:MNIST:{root}")
     for split, name, count in (("train", "train", 8500), ("test", "t10k", 1500)):
-        images = (raw / f"{name}-images-idx3-ubyte").read_bytes()[16:]
-        labels = (raw / f"{name}-labels-idx1-ubyte").read_bytes()[8:]
+        images = gzip.decompress((root / f"{name}-images-idx3-ubyte.gz").read_bytes())[16:]
+        labels = gzip.decompress((root / f"{name}-labels-idx1-ubyte.gz").read_bytes())[8:]
         source = found.splits[split]
         assert len(source) == count
         assert source.labels.tolist() == list(labels)
