@@ -59,7 +59,7 @@ def test_store_holds_every_image(source: Path, reference: Path) -> None:
                 short, long = sorted(image.size)
                 scaled = {short: 16, long: int(16 * long / short)}
                 resized = image.resize((scaled[image.width], scaled[image.height]), Image.Resampling.BICUBIC)
-            left, top = (int(round((side - 16) / 2)) for side in resized.size)
+            left, top = (round((side - 16) / 2) for side in resized.size)
             expected = resized.crop((left, top, left + 16, top + 16))
             assert np.abs(split.image(slot).astype(int) - np.asarray(expected)).mean() < 1
 
