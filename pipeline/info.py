@@ -81,7 +81,7 @@ def store_text(info: dict[str, Any]) -> str:
         order = f"shuffled, seed {split['order']['seed']}" if split["order"]["shuffled"] else "as in the source"
         lines += [
             f"{name}: {split['num_samples']:,} samples" + (f", of them {bad:,} bad ({reasons})" if bad else ""),
-            f"  files {split['chunk_files']:,} of {split['chunk_images']:,} images, {split['bytes']:,} bytes ({codecs})",
+            f"  files {split['chunk_files']:,} of {split['chunk_images']:,} images; {split['bytes']:,} bytes; {codecs}",
             f"  order  {order}",
             f"  mean, std {mean}; {std}",
             f"  resizer  {split['resizer']}",
