@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -14,7 +15,7 @@ from stores import make_images, make_store
 from zarr.storage import LocalStore
 
 from pipeline import report
-from pipeline.errors import StoreError, StoreNotFoundError, UsageError
+from pipeline.errors import Error, StoreError, StoreNotFoundError, UsageError
 from pipeline.report import default_path, write_report
 from pipeline.sources.base import pack_keys
 from pipeline.store import SMALL_ARRAYS, open_store
@@ -397,6 +398,20 @@ def test_errors_are_one_line_each(tmp_path: Path, store: Path) -> None:
         shutil.rmtree(store / split)
     with pytest.raises(StoreError, match="no complete split"):
         write_report(store)
+
+
+def test_a_full_disk_leaves_the_earlier_page(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_report(store)
+    before = path.read_bytes()
+
+    def no_space(fd: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("pipeline.atomic.os.fsync", no_space)
+    with pytest.raises(Error, match=r"x\.html: can't be written \(No space left on device\); give another --out"):
+        write_report(store)
+    assert path.read_bytes() == before
+    assert sorted(entry.name for entry in path.parent.iterdir()) == ["x.html", "x.zarr"]
 
 
 def test_page_goes_where_it_was_told(tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
