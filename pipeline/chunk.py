@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import joblib
 import numpy as np
 
+from pipeline import handover
 from pipeline.atomic import atomic_file, write_json
 from pipeline.decode import DecodeOptions, decode_into
 from pipeline.errors import BadSample, Error
@@ -36,7 +36,7 @@ class Run:
     Attributes:
         name: the run's name, part of temp names.
         tokens: files that exist while the run lives, one per store.
-        source: file that `joblib.dump` wrote the split's source to.
+        source: file that the split's source was handed over in.
         order: `.npy` file, int64 (N,): slot -> index in the source.
         works: the split's work folder in each store.
         geometries: one per store.
@@ -87,7 +87,7 @@ class ChunkResult:
 
 @functools.lru_cache(maxsize=2)
 def _open_inputs(source: str, order: str, run_name: str) -> tuple[Source, np.ndarray]:
-    return joblib.load(source, mmap_mode="r"), np.load(order, mmap_mode="r")
+    return handover.load(source), np.load(order, mmap_mode="r")
 
 
 def _check_software(wanted: dict[str, str]) -> None:

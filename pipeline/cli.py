@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 
 from pipeline import __version__
 from pipeline.backends import BACKENDS
@@ -21,22 +21,31 @@ from pipeline.errors import Error, UsageError
 from pipeline.geometry import CHANNELS, FILTERS, FITS
 from pipeline.sources import SOURCE_KINDS as ALL_KINDS
 
+PROG = "python -m pipeline"
 INTERRUPTED = 130  # 128 + SIGINT, as shells do
 TERMINATED = 143  # 128 + SIGTERM
 CODECS = ("none", "zstd", "blosc", "max")
 SOURCE_KINDS = tuple(kind for kind in ALL_KINDS if kind != "sequence")  # that one only from Python
 
 
+class _Help(argparse.RawDescriptionHelpFormatter, DefaultHelpFormatter):
+    """Keeps the lines of examples as they are."""
+
+
 class Parser(ArgumentParser):
     """Wrong use is one line on standard error, and exit code 2."""
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
-        text = super().format_help(*args, **kwargs).replace(" [options]", "")
-        return re.sub(r"\s+\(default:\s+(null|False)\)", "", text)
+        text = super().format_help(*args, **kwargs)
+        text = re.sub(r"\s+\((type:\s+\w+,\s+)?default:\s+(null|False)\)", "", text)
+        return re.sub(r"\s+\(required\)", "", text.replace("(type: int, default", "(default"))
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
         text = _WRONG_TYPE.sub(_wrong_type, " ".join(str(message).split()))
-        raise UsageError(f"{text}; see `{self.prog.replace(' [options]', '')} --help`")
+        missing = re.search(r"required: (\w+)\.", text)  # of a command: jsonargparse names it before each argument
+        command = f" {missing[1]}" if missing and self.prog == PROG else ""
+        text = text.replace(f"{command.strip()}.", "") if command else text
+        raise UsageError(f"{text}; see `{self.prog.replace(' [options]', '')}{command} --help`")
 
 
 _WRONG_TYPE = re.compile(r"Parser key \"(\w+)\": Expected a <class '(\w+)'>\. Got value: (.*)")
@@ -49,9 +58,7 @@ def _wrong_type(match: re.Match[str]) -> str:
 
 
 def _command(parsers: Any, name: str, help_text: str, example: str) -> Parser:
-    parser = Parser(
-        description=help_text, epilog=f"example: {example}", formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=help_text, epilog=f"example: {example}", formatter_class=_Help)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     parser.add_argument("--quiet", action="store_true", help="show no progress, only results and errors")
     parsers.add_subcommand(name, parser, help=help_text)
@@ -60,7 +67,14 @@ def _command(parsers: Any, name: str, help_text: str, example: str) -> Parser:
 
 def make_parser() -> Parser:
     """All commands and their flags."""
-    parser = Parser(prog="python -m pipeline", description=__doc__, version=__version__)
+    parser = Parser(
+        prog=PROG,
+        description="Convert image datasets into stores, and look after the stores.",
+        epilog="exit codes: 0 success, 1 failed check or job, 2 wrong use, 130 and 143 after Ctrl-C and SIGTERM",
+        version=__version__,
+        formatter_class=_Help,
+    )
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subcommands(required=True, dest="command", metavar="COMMAND")
 
     convert = _command(
@@ -75,12 +89,12 @@ def make_parser() -> Parser:
     add("--size", action="append", metavar="S", help="side in pixels, 256 if not given; repeatable")
     add("--fit", choices=FITS, default="crop", help="how an image becomes a square")
     add("--filter", choices=FILTERS, default="bicubic", help="resampling filter, always antialiased")
-    add("--channels", choices=tuple(CHANNELS), default="rgb")
+    add("--channels", choices=tuple(CHANNELS), default="rgb", help="three channels, or one")
     add("--exif-transpose", action="store_true", help="apply the EXIF orientation before the resize")
     add("--split", action="append", metavar="NAME", help="only this split, repeatable; or the name of an only split")
     add("--source", choices=SOURCE_KINDS, default=None, metavar="KIND", help=f"force a kind: {', '.join(SOURCE_KINDS)}")
     add("--n-jobs", type=int, default=-1, metavar="N", help="worker processes; -1: one per core")
-    add("--backend", choices=BACKENDS, default="loky")
+    add("--backend", choices=BACKENDS, default="loky", help="processes here, or a Dask or Ray cluster")
     add(
         "--scheduler",
         type=str,
@@ -93,7 +107,7 @@ def make_parser() -> Parser:
     add("--max-pixels", type=int, default=None, metavar="N", help="images with more pixels are bad samples")
     add("--classes", type=str, metavar="FILE", default=None, help="keep only the class ids listed in FILE, one a line")
     add("--class-order", type=str, metavar="FILE|numeric", default=None, help="label order other than sorted ids")
-    add("--limit-per-class", type=int, metavar="N", default=None)
+    add("--limit-per-class", type=int, metavar="N", default=None, help="at most N samples a class and split")
     add("--no-shuffle", action="store_true", help="keep the source's order in train splits, too")
     add("--seed", type=int, default=0, help="seed of the shuffle")
     add("--chunk-mb", type=float, default=100.0, metavar="MB", help="size of a chunk file in 10^6 bytes")
@@ -108,8 +122,8 @@ def make_parser() -> Parser:
         "Commit a conversion whose parts are all done.",
         "python -m pipeline commit data/imagenet-256.zarr",
     )
-    commit.add_argument("dst", metavar="DST")
-    commit.add_argument("--on-error", choices=("stop", "skip"), default="stop")
+    commit.add_argument("dst", metavar="DST", help="the store being written")
+    commit.add_argument("--on-error", choices=("stop", "skip"), default="stop", help="as for convert")
 
     info = _command(
         commands,
@@ -117,8 +131,8 @@ def make_parser() -> Parser:
         "Describe a store, or without one the installed software.",
         "python -m pipeline info data/imagenet-256.zarr",
     )
-    info.add_argument("store", nargs="?", metavar="STORE", default=None)
-    info.add_argument("--json", action="store_true")
+    info.add_argument("store", nargs="?", metavar="STORE", default=None, help="the store's folder")
+    info.add_argument("--json", action="store_true", help="print JSON")
 
     verify = _command(
         commands,
@@ -126,13 +140,13 @@ def make_parser() -> Parser:
         "Check every byte of a store against its digests, and samples against their source.",
         "python -m pipeline verify data/imagenet-256.zarr --against /data/imagenet --sample 1000",
     )
-    verify.add_argument("store", metavar="STORE")
+    verify.add_argument("store", metavar="STORE", help="the store's folder")
     verify.add_argument(
         "--against", type=str, metavar="SRC", default=None, help="decode samples of SRC again and compare pixels"
     )
     verify.add_argument("--sample", type=int, metavar="N", default=1000, help="how many samples a split; 0 for all")
-    verify.add_argument("--source", choices=SOURCE_KINDS, default=None, metavar="KIND")
-    verify.add_argument("--json", action="store_true")
+    verify.add_argument("--source", choices=SOURCE_KINDS, default=None, metavar="KIND", help="kind of SRC")
+    verify.add_argument("--json", action="store_true", help="print JSON")
 
     copy = _command(
         commands,
@@ -142,8 +156,8 @@ def make_parser() -> Parser:
     )
     copy.add_argument("store", metavar="STORE", help="a store, or a URL that zarr can read")
     copy.add_argument("dst", metavar="DST", help="a folder, or a URL that zarr can write")
-    copy.add_argument("--codec", choices=CODECS, default="none")
-    copy.add_argument("--n-jobs", type=int, default=-1, metavar="N")
+    copy.add_argument("--codec", choices=CODECS, default="none", help="none for training; max is smallest")
+    copy.add_argument("--n-jobs", type=int, default=-1, metavar="N", help="threads; -1: one per core")
 
     report = _command(
         commands,
@@ -151,7 +165,7 @@ def make_parser() -> Parser:
         "Write one HTML page to look at the dataset.",
         "python -m pipeline report data/imagenet-256.zarr",
     )
-    report.add_argument("store", metavar="STORE")
+    report.add_argument("store", metavar="STORE", help="the store's folder")
     report.add_argument(
         "--out", type=str, metavar="FILE.html", default=None, help="default: STORE with .html instead of .zarr"
     )
@@ -162,8 +176,8 @@ def make_parser() -> Parser:
         "Measure how fast this machine reads a store.",
         "python -m pipeline bench data/imagenet-256.zarr",
     )
-    bench.add_argument("store", metavar="STORE")
-    bench.add_argument("--json", action="store_true")
+    bench.add_argument("store", metavar="STORE", help="the store's folder")
+    bench.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
 
@@ -189,7 +203,7 @@ def _sizes(texts: Sequence[str] | None) -> list[int]:
     try:
         return [int(text) for text in texts or ["256"]]
     except ValueError as error:
-        raise UsageError(f"--size: must be a whole number of pixels ({error})") from None
+        raise UsageError(f"--size {', '.join(texts or ())}: must be whole numbers of pixels") from error
 
 
 def _run_commit(args: Namespace) -> None:

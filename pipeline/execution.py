@@ -8,11 +8,11 @@ import os
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
-import joblib
 import numpy as np
 
+from pipeline import handover
 from pipeline.atomic import atomic_file, write_json
 from pipeline.backends import run_jobs
 from pipeline.chunk import Run, convert_chunk, load_receipt
@@ -126,10 +126,10 @@ class Conversion:
             return
         folder = self.workspaces[0].split(plan.split).path
         run_name = Path(self.tokens[0]).name
-        inputs = [folder / f"source-{run_name}.joblib", folder / f"order-{run_name}.npy"]
+        inputs = [folder / f"source-{run_name}.pickle", folder / f"order-{run_name}.npy"]
         try:
             with atomic_file(inputs[0]) as file:
-                _dump(plan, file)
+                _hand_over(plan, file)
             with atomic_file(inputs[1]) as file:
                 np.save(file, plan.order)
             run = Run(
@@ -213,9 +213,9 @@ class Conversion:
                     )
 
 
-def _dump(plan: SplitPlan, file: Any) -> None:
+def _hand_over(plan: SplitPlan, file: BinaryIO) -> None:
     try:
-        joblib.dump(plan.source, file)
+        handover.save(plan.source, file)
     except OSError:
         raise
     except Exception as error:  # whatever a user's own objects raise when pickled

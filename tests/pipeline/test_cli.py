@@ -58,10 +58,10 @@ def test_relative_paths(folder: Path, store: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["convert"], 2, "required"),
+        (["convert"], 2, "required: src, dst; see `python -m pipeline convert --help`"),
         (["convert", "nowhere", "x.zarr"], 2, "nowhere"),
         (["convert", "{folder}", "x.zarr", "--sise", "5"], 2, "--sise"),
-        (["convert", "{folder}", "x.zarr", "--size", "big"], 2, "--size: must be a whole number"),
+        (["convert", "{folder}", "x.zarr", "--size", "big"], 2, "--size big: must be whole numbers of pixels"),
         (["convert", "{folder}", "x.zarr", "--fit", "zoom"], 2, "zoom"),
         (["convert", "{folder}", "x.zarr", "--n-jobs", "many"], 2, "--n-jobs"),
         (["convert", "{folder}", "x.zarr", "--source", "zip"], 2, "zip"),
