@@ -20,6 +20,7 @@ def random_store(
     num_classes: int = 1000,
     *,
     sparse: bool = False,
+    smooth: bool = False,
 ) -> Path:
     """Write a format-1 store with one split, `train`.
 
@@ -29,7 +30,10 @@ def random_store(
         size: side of the images in pixels.
         chunk_bytes: upper bound of a chunk's size.
         num_classes: labels are slot modulo this.
-        sparse: image files are holes of the right length instead of random bytes; digests are zero then.
+        sparse: image files are holes of the right length instead of random bytes.
+        smooth: images with the spectrum of photographs, roughly, so that a JPEG of one has a photograph's size.
+
+    Digests are zero: the store can be read, but not verified.
     """
     shape = (size, size, 3)
     image_bytes = size * size * 3
@@ -40,12 +44,17 @@ def random_store(
     folder = path / "train"
     (folder / "images").mkdir(parents=True)
     rng = np.random.default_rng(0)
+    pool = smooth_images(64, size, rng) if smooth else None
     for chunk in range(num_chunks):
         with open(folder / "images" / f"c.{chunk}.0.0.0", "wb") as file:
             if sparse:
                 file.truncate(chunk_images * image_bytes)
-            else:
+            elif pool is None:
                 file.write(rng.bytes(chunk_images * image_bytes))
+            else:
+                for _ in range(chunk_images):
+                    image = pool[rng.integers(len(pool))]
+                    file.write(np.roll(image, rng.integers(0, size, 2), (0, 1)).tobytes())
     keys = pack_keys([b"%07d" % i for i in range(num_images)])
     arrays = SplitArrays(
         np.arange(num_images, dtype=np.int32) % num_classes,
@@ -63,3 +72,14 @@ def random_store(
     }
     write_split(LocalStore(folder), "", shape, chunk_images, arrays, split_attributes(arrays, attributes))
     return path
+
+
+def smooth_images(count: int, size: int, rng: np.random.Generator) -> np.ndarray:
+    """uint8 (count, size, size, 3): noise whose power falls with the square of the frequency."""
+    frequency = np.hypot(np.fft.fftfreq(size)[:, None], np.fft.rfftfreq(size)[None])
+    weight = 1 / np.maximum(frequency, 1 / size)
+    images = np.fft.irfft2(
+        np.fft.rfft2(rng.standard_normal((count, 3, size, size))) * weight, (size, size)
+    )  # (count, 3, size, size)
+    images *= 60 / images.std((2, 3), keepdims=True)
+    return np.clip(images + 128, 0, 255).astype(np.uint8).transpose(0, 2, 3, 1)
