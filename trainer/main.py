@@ -15,6 +15,9 @@ from trainer.config import Config, parse
 GRACE_SECONDS = 10.0
 """A rank other than 0 waits so long before it reports what rank 0 most likely reports too; torchrun ends it sooner."""
 
+SHARED_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+"""Without it a restarted group may read the ended one's addresses from the store that torchrun's agent keeps."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 0, 1 (failed), 2 (wrong use), or 128 + a signal's number."""
@@ -45,6 +48,8 @@ def _run(config: Config) -> None:
             tqdm.write(line)
             sys.stdout.flush()
 
+    if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) and SHARED_STORE not in os.environ:
+        say(f"note: torchrun restarts gloo groups reliably only with {SHARED_STORE}=1 in its environment")
     device = ranks.device(config.device)
     with process_group(ranks, device, config.timeout):
         (evaluate_only if config.eval_only else train)(config, ranks, device, say)

@@ -143,12 +143,13 @@ class Session:
         finally:
             loader.close()
 
-    def optimizer(self) -> torch.optim.Optimizer:
-        config = self.config
-        groups = parameter_groups(self.model, config.weight_decay)
-        if config.optimizer == "adamw":
-            return torch.optim.AdamW(groups, lr=0.0, betas=(config.momentum, 0.999))
-        return torch.optim.SGD(groups, lr=0.0, momentum=config.momentum, nesterov=config.nesterov)
+
+def make_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer; the loop sets the learning rate of each step."""
+    groups = parameter_groups(model, config.weight_decay)
+    if config.optimizer == "adamw":
+        return torch.optim.AdamW(groups, lr=0.0, betas=(config.momentum, 0.999))
+    return torch.optim.SGD(groups, lr=0.0, momentum=config.momentum, nesterov=config.nesterov)
 
 
 def learning_rate(step: int, total_steps: int, warmup_steps: float, peak: float) -> float:

@@ -26,7 +26,7 @@ from trainer.loader import Loader
 from trainer.metrics import Metrics, peak_memory_bytes
 from trainer.models import load_weights
 from trainer.ranks import Ranks, from_rank_0, gather
-from trainer.session import Session, learning_rate
+from trainer.session import Session, learning_rate, make_optimizer
 from trainer.watch import BROKEN, GO, STOP, LossWatch, Signals, Stopped
 
 
@@ -126,7 +126,7 @@ class Run:
         self.steps_per_epoch = self.loader.data.num_samples // self.batching.global_batch
         self.total_steps = config.epochs * self.steps_per_epoch
         self.peak_lr = config.lr * self.batching.global_batch / 256
-        self.optimizer = session.optimizer()
+        self.optimizer = make_optimizer(config, self.raw)
         self.ema: AveragedModel | None = None
         if config.ema:
             self.ema = AveragedModel(self.raw, multi_avg_fn=get_ema_multi_avg_fn(config.ema), use_buffers=True)

@@ -1,0 +1,195 @@
+"""`make gpu-check`: does the loader keep up with this machine's accelerator?
+
+Makes a store of random images, trains the model on batches that already lie on the device and then on batches from the
+loader, and prints both. Exits with 1 where the loader's rate is below `threshold` of the other. Minutes on a GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jsonargparse import auto_cli
+from torch import Tensor
+
+from pipeline import convert
+from pipeline.errors import Error
+from trainer.augment import Pixels
+from trainer.config import Config
+from trainer.dataset import RankPartitionedDataset
+from trainer.loader import Loader
+from trainer.metrics import peak_memory_bytes
+from trainer.models import build_model
+from trainer.ranks import Ranks
+from trainer.session import make_optimizer
+
+
+class RandomImages(Sequence[Any]):
+    """(image, label) pairs; the images can't be compressed."""
+
+    def __init__(self, count: int, size: int) -> None:
+        self._count, self._size = count, size
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, i: int) -> tuple[np.ndarray, int]:  # type: ignore[override]
+        if not 0 <= i < self._count:
+            raise IndexError(i)
+        shape = (self._size, self._size, 3)
+        return np.frombuffer(np.random.default_rng(i).bytes(int(np.prod(shape))), np.uint8).reshape(shape), i % 1000
+
+
+class Synthetic:
+    """Batches that lie on the device already, with the loader's interface as far as it is used here."""
+
+    wait_seconds = 0.0
+
+    def __init__(self, batch_size: int, size: int, device: torch.device) -> None:
+        images = torch.randint(0, 256, (batch_size, size, size, 3), dtype=torch.uint8, device=device)
+        self._batch = images.permute(0, 3, 1, 2), torch.randint(0, 1000, (batch_size,), device=device)
+        self.indices = np.arange(batch_size)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        while True:
+            yield self._batch
+
+
+def check(
+    model: str = "resnet50",
+    size: int = 256,
+    crop: int = 224,
+    batch_size: int = 256,
+    images: int = 10_000,
+    steps: int = 60,
+    threads: tuple[int, ...] = (1, 2, 4),
+    device: str = "auto",
+    compile: bool = True,
+    threshold: float = 0.98,
+    folder: str | None = None,
+) -> int:
+    """Measure training steps on resident and on loaded batches.
+
+    Args:
+        model: a model's name, with 1,000 classes.
+        size: side of the stored images; crop: of the training crops, in pixels.
+        batch_size: samples per step.
+        images: stored images; they take size x size x 3 bytes each.
+        steps: timed steps of each measurement, after a sixth as many to warm up.
+        threads: numbers of loader threads to measure.
+        device: as --device of the trainer.
+        compile: torch.compile the model.
+        threshold: smallest good ratio of loaded to resident.
+        folder: where to put the store; a temporary folder by default.
+
+    Returns:
+        The exit code: 0, or 1 where a ratio is below the threshold.
+    """
+    target = Ranks().device(device)
+    config = Config("", model=model, crop=crop, device=device)
+    network = build_model(model, 1000, crop).train().to(target).to(memory_format=torch.channels_last)
+    optimizer = make_optimizer(config, network)
+    if compile:
+        network.compile()
+    pixels = {name: Pixels(Config("", augment=name), [0.5] * 3, [0.25] * 3, target) for name in ("crop", "rrc")}
+
+    def measure(source: Synthetic | Loader, augment: str = "crop") -> tuple[float, float]:
+        """(images per second, share of the time spent waiting for data)."""
+
+        def batches() -> Iterator[tuple[Tensor, Tensor]]:
+            while True:
+                yield from source
+
+        start = waited = 0.0
+        for step, (batch, labels) in enumerate(batches(), -(steps // 6) - 1):
+            if step == 0:
+                _synchronize(target)
+                start, waited = time.perf_counter(), source.wait_seconds
+            if step == steps:
+                _synchronize(target)
+                seconds = time.perf_counter() - start
+                return steps * batch_size / seconds, (source.wait_seconds - waited) / seconds
+            x = pixels[augment].training(batch, source.indices, 0, crop)
+            with torch.autocast(target.type, torch.bfloat16, enabled=target.type != "cpu"):
+                logits = network(x)
+            F.cross_entropy(logits.float(), labels).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        raise AssertionError("batches never end")
+
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        store = Path(temporary) / "random.zarr"
+        _say(f"store: {images:,} random images of {size} px, {images * size * size * 3 / 1e9:.2f} GB, in {temporary}")
+        convert(
+            RandomImages(images, size), store, split="train", size=size, n_jobs=-1 if images > 1000 else 1, quiet=True
+        )
+        _say(
+            f"{model} on {_name(target)}, batch {batch_size}, crop {crop} of {size} px, "
+            f"{'bf16' if target.type != 'cpu' else 'fp32'}, channels_last, {'compiled' if compile else 'eager'}"
+        )
+        resident = Synthetic(batch_size, crop, target)
+        first, _ = measure(resident)
+        _say(f"resident batches            {first:10,.1f} images/s")
+        rows = {}
+        for count in threads:
+            rows[f"loader, {count} thread(s)"] = _loaded(measure, store, crop, batch_size, count, target)
+        if hasattr(os, "sched_setaffinity"):
+            cores = os.sched_getaffinity(0)
+            os.sched_setaffinity(0, {min(cores)})
+            rows["loader, 1 thread, 1 core"] = _loaded(measure, store, crop, batch_size, 1, target)
+            os.sched_setaffinity(0, cores)
+        again, _ = measure(resident)
+        base = (first + again) / 2
+        _say(f"resident batches, again     {again:10,.1f} images/s")
+        for name, (rate, waiting) in rows.items():
+            _say(f"{name:27} {rate:10,.1f} images/s, {rate / base:6.1%} of resident, data wait {waiting:.2%}")
+        whole = Synthetic(batch_size, size, target)
+        rrc, _ = measure(whole, "rrc")
+        _say(f"rrc on the device           {rrc:10,.1f} images/s, {base / rrc - 1:.1%} of a step's time")
+        _say(f"peak memory                 {peak_memory_bytes(target) / 1e9:10,.2f} GB")
+    slow = [name for name, (rate, _) in rows.items() if rate / base < threshold]
+    _say(f"FAILED: {'; '.join(slow)}: below {threshold:.0%} of resident" if slow else "passed")
+    return 1 if slow else 0
+
+
+def _loaded(measure: Any, store: Path, crop: int, batch_size: int, threads: int, device: torch.device) -> Any:
+    loader = Loader(RankPartitionedDataset(store, "train", crop=crop), batch_size, threads=threads, device=device)
+    try:
+        return measure(loader)
+    finally:
+        loader.close()
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """The command line; returns the exit code."""
+    try:
+        return auto_cli(check, as_positional=False)
+    except Error as error:
+        sys.stderr.write(f"gpu-check: {error}\n")
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
