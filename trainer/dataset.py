@@ -115,7 +115,7 @@ class RankPartitionedDataset(torch.utils.data.Dataset[tuple[torch.Tensor, int]])
 
     @property
     def epoch(self) -> int:
-        return int(self._epoch)
+        return int(self._epoch.item())
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the order and crops of an epoch, 0 or more; also for DataLoader workers that already run."""

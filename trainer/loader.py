@@ -104,8 +104,12 @@ class Loader:
         return self.data.epoch if self._run is None or self._run.stopped else self._run.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next iteration serves; a position that was loaded for another epoch is dropped."""
+        """Choose the epoch that the next iteration serves.
+
+        Another epoch than the present one ends a running iteration and drops a position that was loaded.
+        """
         if epoch != self.epoch:
+            self._stop()
             self._consumed, self._resume = 0, False
         self.data.set_epoch(epoch)
 
@@ -156,6 +160,7 @@ class Loader:
                 f"checkpoint is {state['samples']} samples into its epoch, between batches of {self.batch_size} x "
                 f"{self.data.world_size} ranks: resume from an optimizer step, or with the old sizes"
             )
+        self._stop()
         self.data.set_epoch(int(state["epoch"]))
         self._consumed, self._resume = int(state["samples"]), True
 
@@ -206,9 +211,10 @@ class _Run:
         order = data.epoch_slots(epoch)
         self.slots = order[consumed + data.rank : loader._served : data.world_size].copy()
         self.num_batches = -(-len(self.slots) // self._batch_size)
-        self._compiled = compiled() is not None  # now, and not in a thread, so that a fork can't come between
-        self._positions = data.crop_positions(self.slots, epoch)
-        self._addresses = data.split.maps.locate(self._positions, data.crop_extent)
+        positions = data.crop_positions(self.slots, epoch)
+        # compiled now, and not in a thread, so that a fork can't come between
+        self._positions = positions if compiled() is None else None
+        self._addresses = data.split.maps.locate(positions, data.crop_extent)
         self._ahead = ReadAhead(
             data, epoch, order, consumed, self._addresses, self._batch_size, loader.local_world_size
         )
@@ -224,6 +230,8 @@ class _Run:
             thread.start()
 
     def _work(self) -> None:
+        if self._stream is not None:
+            torch.cuda.set_device(self._stream.device)  # each thread begins with the first device
         while True:
             with self._condition:
                 while not self.stopped and self._next < self.num_batches:
@@ -251,10 +259,11 @@ class _Run:
         memory = self._ring.take()
         with self._ahead.disk.watch():
             self._ahead.ask(batch)
-            if self._compiled:
-                copy_crops(self._addresses[part], memory.array[: len(slots)], data.row_stride)
+            out = memory.array[: len(slots)]
+            if self._positions is None:
+                copy_crops(self._addresses[part], out, data.row_stride)
             else:
-                copy_crops_numpy(data.split.maps, self._positions[part], memory.array[: len(slots)], data.row_stride)
+                copy_crops_numpy(data.split.maps, self._positions[part], out, data.row_stride)
         labels = torch.from_numpy(data.split.labels[slots].astype(np.int64))
         if self._stream is None:
             images = self._ring.lend(memory, len(slots)).permute(0, 3, 1, 2)
@@ -313,9 +322,9 @@ class _Batches(Iterator[tuple[torch.Tensor, torch.Tensor]]):
         loader, run, data = self._loader, self._run, self._loader.data
         if self._ended:
             raise StopIteration
-        if run.yielded == run.num_batches:
+        if run.yielded == run.num_batches and not run.stopped:
             self._ended = True
-            run.close()
+            loader._stop()
             loader._consumed = 0
             data.set_epoch(run.epoch + 1)
             raise StopIteration

@@ -100,11 +100,12 @@ class ReadAhead:
         batch_size: int,
         local_world_size: int = 1,
     ) -> None:
-        self._data, self._order, self._first, self._addresses = data, order, first, addresses
+        self._data, self._first, self._addresses = data, first, addresses
         self._batch_size, self._local = batch_size, local_world_size
         self._bounds: np.ndarray | None = None
         if data.train and data.order == "windowed":
             self._bounds = window_bounds(data.seed, epoch, data.num_samples, data.split.chunk_images, data.window)
+            self._order = order
         self._ahead = max(batch_size, AHEAD_BYTES // data.crop_extent)  # samples
         self._asked = 0.0  # samples of `addresses`, or windows and parts of a window
         self._share: tuple[int, np.ndarray] = -1, order[:0]

@@ -39,7 +39,7 @@ class Ring:
             try:
                 memory = self._free.popleft()
             except IndexError:
-                return self.take()
+                return self.take()  # another thread was faster
             if memory.copied is not None:
                 memory.copied.synchronize()
             return memory
@@ -50,15 +50,20 @@ class Ring:
         return Memory(aligned_empty(int(np.prod(self.shape))).reshape(self.shape), None, None)
 
     def give_back(self, memory: Memory) -> None:
-        if len(self._free) <= self.depth + 1:
-            self._free.append(memory)
+        _give_back(self._free, self.depth + 2, memory)
 
     def lend(self, memory: Memory, count: int) -> torch.Tensor:
         """uint8 (count, H, W, C): a tensor on the memory, which returns to the ring when its storage is dropped."""
         view = memory.array[:count]  # the storage refers to this array object, and nothing else does
-        weakref.finalize(view, self.give_back, memory).atexit = False
+        weakref.finalize(view, _give_back, self._free, self.depth + 2, memory).atexit = False
         return torch.from_numpy(view)
 
     def clear(self) -> None:
-        self._free.clear()
+        """Free all memory; what is lent is freed when it comes back."""
+        self._free = collections.deque()
         self._made = 0
+
+
+def _give_back(free: collections.deque[Memory], most: int, memory: Memory) -> None:
+    if len(free) < most:
+        free.append(memory)

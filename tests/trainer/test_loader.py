@@ -256,6 +256,21 @@ def test_a_broken_off_epoch_starts_again_unless_loaded(store):
     assert len(served(loader)) == 16
 
 
+def test_another_epoch_or_state_ends_a_running_iteration(store):
+    loader = make(store)
+    state = loader.state_dict()
+    for change in (lambda: loader.set_epoch(4), lambda: loader.load_state_dict(state)):
+        iterator = iter(loader)
+        next(iterator)
+        loader.set_epoch(loader.epoch)  # the same: nothing happens
+        next(iterator)
+        change()
+        with pytest.raises(UsageError, match="closed"):
+            next(iterator)
+        assert loader.state_dict()["samples"] == 0
+        assert loader.state_dict()["epoch"] == loader.epoch
+
+
 def test_evaluation_resumes_at_another_world_size(store):
     loader = make(store, 4, "val")
     for _ in itertools.islice(loader, 3):
@@ -389,6 +404,11 @@ def test_close_at_any_moment(store):
             next(iterator)
     loader.set_epoch(0)
     assert served(loader) == whole
+    kept = next(iter(loader))[0]
+    loader.close()
+    del kept
+    gc.collect()
+    assert len(loader._ring._free) == 0
 
 
 def test_a_new_iteration_ends_the_one_before(store):
