@@ -110,8 +110,8 @@ class RunFolder:
         _write(last, {"format": FORMAT, **state}, keep_previous)
 
     def save_best(self, weights: dict[str, Tensor]) -> None:
-        """Write a plain state dict, which torchvision's model loads with strict=True."""
-        _write(self.path / BEST, weights)
+        """Write a plain state dict on the CPU, which torchvision's model loads with strict=True."""
+        _write(self.path / BEST, {name: tensor.cpu().contiguous() for name, tensor in weights.items()})
 
 
 def _write(path: Path, value: dict[str, Any], before_rename: Callable[[], None] = lambda: None) -> None:

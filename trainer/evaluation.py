@@ -48,7 +48,8 @@ def evaluate(
     sync_buffers(model, ranks)
     training, device_type = model.training, next(model.parameters()).device.type
     model.eval()
-    sums = torch.zeros(4, dtype=torch.float64)  # loss, top-1, top-5, samples
+    counts: list[torch.Tensor] = []  # per batch: loss, top-1, top-5, samples
+    event: torch.Event | None = None
     for images, labels in loader:
         x = pixels.evaluation(images)
         with torch.autocast(device_type, torch.bfloat16, enabled=amp):
@@ -57,11 +58,16 @@ def evaluate(
         known = labels >= 0
         losses = F.cross_entropy(logits, labels.clamp(min=0), reduction="none")
         hits = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]  # (n, 5)
-        counts = torch.stack([(losses * known).double().sum(), hits[:, 0].sum(), hits.sum(), known.sum()])
-        sums = sums.to(counts.device) + counts
+        counts.append(torch.stack([(losses * known).sum(), hits[:, 0].sum(), hits.sum(), known.sum()]))
+        if device_type != "cpu":  # at most one batch ahead of the device, or batches pile up in its memory
+            if event:
+                event.synchronize()
+            event = torch.Event(x.device)
+            event.record()
         if stopped():
             break
     model.train(training)
+    sums = torch.stack(counts).cpu().double().sum(0) if counts else torch.zeros(4)
     rows = gather([*sums.tolist(), float(stopped())], ranks)  # (ranks, 5)
     if rows[:, 4].any():
         return None

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -133,13 +133,12 @@ class Run:
         self.evaluated: nn.Module = self.ema.module if self.ema else self.raw
         if found:
             self._restore(*found)
-        if config.compile:
-            self.raw.compile()
-            self.evaluated.compile()
+        # Each crop size gets kernels of its own; evaluation stays eager, its last batch would need others again.
+        self.module = cast(nn.Module, torch.compile(self.raw, dynamic=False)) if config.compile else self.raw
         self.ddp: DistributedDataParallel | None = None
         if ranks.world_size > 1:
             ids = None if device.type == "cpu" else [device.index]
-            self.ddp = DistributedDataParallel(self.raw, device_ids=ids, gradient_as_bucket_view=True)
+            self.ddp = DistributedDataParallel(self.module, device_ids=ids, gradient_as_bucket_view=True)
         self.watch = LossWatch(ranks, signals, self._name_samples)
 
     def _restore(self, path: Path, saved: dict[str, Any]) -> None:
@@ -181,7 +180,7 @@ class Run:
         """Train all epochs that are left."""
         config, state, pixels, batching = self.config, self.state, self.session.pixels, self.batching
         mix = make_mix(config, len(self.session.class_ids))
-        model: nn.Module = self.ddp or self.raw
+        model: nn.Module = self.ddp or self.module
         for epoch in range(state.epoch, config.epochs):
             loader = self._stage_loader(epoch)
             if loader is not self.loader:
