@@ -25,7 +25,7 @@ help:
 
 setup: $(VENV)/.setup
 
-$(VENV)/.setup: pyproject.toml pipeline/install_resizer.py
+$(VENV)/.setup: pyproject.toml pipeline/install_resizer.py $(wildcard pipeline/simd/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "error: $(PYTHON) is older than Python 3.11; run make with PYTHON=/path/to/python3.11"; exit 2; }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV) || \

@@ -1,7 +1,7 @@
 """One sample from encoded bytes (or an array) to one or more resized squares, written where they belong.
 
 JPEG, nearly everything there is, takes the fast path: simplejpeg (libjpeg-turbo) decodes into a buffer that is kept,
-four bytes a pixel, which is how the resizer wants them; one resize cuts and shrinks it; the result goes to the chunk.
+one resize cuts and shrinks it, and the result goes straight to where the caller wants it, in the chunk.
 The pixels are those that PIL decodes. Whatever simplejpeg can't do or isn't sure of goes to PIL, as do other formats.
 """
 
@@ -13,12 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import simplejpeg
-from PIL import Image
 
 from pipeline.errors import BadSample
 from pipeline.fit import Placement, place
 from pipeline.geometry import Geometry
-from pipeline.modes import array_to_image, to_rgb, to_rgbx
+from pipeline.modes import array_to_rgb, to_array
 from pipeline.pil_decode import check_pixels, jpeg_orientation, open_rgb
 from pipeline.resizer import resize_into
 
@@ -65,13 +64,14 @@ class _Kept(threading.local):
 _kept = _Kept()
 
 
-def _buffer(num_bytes: int) -> np.ndarray:
-    """uint8 (num_bytes,), overwritten by the thread's next call: fresh pages cost a tenth of the decoding."""
+def _buffer(height: int, width: int) -> np.ndarray:
+    """uint8 (height, width, 3), overwritten by the thread's next call: fresh pages cost a tenth of the decoding."""
+    num_bytes = height * width * 3
     if num_bytes > KEPT_BYTES:
-        return np.empty(num_bytes, np.uint8)
+        return np.empty((height, width, 3), np.uint8)
     if num_bytes > len(_kept.buffer):
         _kept.buffer = np.empty(num_bytes, np.uint8)
-    return _kept.buffer[:num_bytes]
+    return _kept.buffer[:num_bytes].reshape(height, width, 3)
 
 
 def decode_into(
@@ -112,7 +112,7 @@ def decode_into(
 def _resize_into(
     pixels: np.ndarray, placement: Placement, geometry: Geometry, out: np.ndarray, factor: int = 1
 ) -> None:
-    """Fill `out` (S, S, C) from RGBX pixels that were decoded at 1/factor of the source's size."""
+    """Fill `out` (S, S, C) from RGB pixels that were decoded at 1/factor of the source's size."""
     left, top, right, bottom = placement.box
     width, height = placement.size
     target = out
@@ -149,7 +149,7 @@ def _jpeg_into(
         try:
             # strict: data that ends early or is damaged must not pass as an image
             pixels = simplejpeg.decode_jpeg(
-                data, "RGBX", min_height=h, min_width=w, min_factor=factor, buffer=_buffer(h * w * 4), strict=True
+                data, "RGB", min_height=h, min_width=w, min_factor=factor, buffer=_buffer(h, w), strict=True
             )
         except ValueError:
             return None
@@ -168,41 +168,37 @@ def _scale_factor(placement: Placement, geometry: Geometry, orientation: int) ->
 
 
 def _transpose(pixels: np.ndarray, orientation: int) -> np.ndarray:
-    """Pixels (h, w, 4) turned upright, by the meaning of EXIF orientations 2 to 8 (as `ImageOps.exif_transpose`)."""
-    words = pixels.view(np.uint32)[:, :, 0]  # (h, w)
+    """Pixels (h, w, 3) turned upright, by the meaning of EXIF orientations 2 to 8 (as `ImageOps.exif_transpose`)."""
     if orientation in (5, 6, 7, 8):
-        words = words.T
+        pixels = pixels.swapaxes(0, 1)
     if orientation in (2, 3, 6, 7):
-        words = words[:, ::-1]
+        pixels = pixels[:, ::-1]
     if orientation in (3, 4, 7, 8):
-        words = words[::-1]
-    return np.ascontiguousarray(words)[:, :, None].view(np.uint8)
+        pixels = pixels[::-1]
+    return np.ascontiguousarray(pixels)
 
 
 # Everything else
 
 
 def _decode_pil(data: bytes, options: DecodeOptions, *, exif_transpose: bool) -> tuple[np.ndarray, Decoded]:
-    """RGBX pixels of anything that PIL reads."""
+    """RGB pixels of anything that PIL reads."""
     image, mode, complaints = open_rgb(
         data, max_pixels=options.max_pixels, background=options.background, exif_transpose=exif_transpose
     )
     if data[:2] == JPEG_START and mode != "CMYK":
         complaints += 1  # simplejpeg found something amiss, but all pixels are there
-    return _pixels(image), Decoded(image.height, image.width, mode, complaints)
-
-
-def _pixels(rgb: Image.Image) -> np.ndarray:
-    return to_rgbx(rgb, _buffer(rgb.width * rgb.height * 4).reshape(rgb.height, rgb.width, 4))
+    pixels = to_array(image, _buffer(image.height, image.width))
+    return pixels, Decoded(image.height, image.width, mode, complaints)
 
 
 def _from_array(array: np.ndarray, options: DecodeOptions) -> tuple[np.ndarray, Decoded]:
-    """RGBX pixels of an array."""
+    """RGB pixels of an array."""
     if array.ndim in (2, 3):
         check_pixels(array.shape[0], array.shape[1], options.max_pixels)
     try:
-        image = array_to_image(array)
+        pixels = array_to_rgb(array, options.background)
     except ValueError as error:
         raise BadSample("bad-shape", str(error)) from None
-    pixels = _pixels(to_rgb(image, options.background))
-    return pixels, Decoded(image.height, image.width, image.mode, 0)
+    mode = {1: "L", 3: "RGB", 4: "RGBA"}[array.shape[2] if array.ndim == 3 else 1]
+    return pixels, Decoded(array.shape[0], array.shape[1], mode, 0)

@@ -1,14 +1,14 @@
-"""Installs pillow-simd's resizer beside Pillow, then checks the result: `python -m pipeline.install_resizer`.
+"""Installs pillow-simd's resize beside Pillow, then checks the result: `python -m pipeline.install_resizer`.
 
     1. Makes sure that Pillow alone owns the folder PIL (repairs an installation with pillow-simd laid over it).
-    2. On Linux on x86-64 with a C compiler, builds pillow-simd's compiled core, with AVX2 where this processor has it,
-       and installs it as the distribution `pillow-simd-core`: one file in a folder of its own. Takes about a minute;
-       does nothing when it is there already.
+    2. On Linux on x86-64 with a C compiler, gets pillow-simd's source, compiles its resize (`pipeline/simd/resize.c`),
+       with AVX2 where this processor has it, and installs that as the distribution `pillow-simd-resize`, one small
+       library in a folder of its own. Takes some ten seconds; does nothing when it is there already.
     3. Checks everything in a fresh process: `python -m pipeline.resizer` and `pip check`.
 
-The core is built without image libraries, so that it needs no headers but Python's own. Without a compiler, or when
-the build fails, Pillow resizes: a line says what is lost, and the exit code is 0. Exit code 1: PIL itself is broken.
-`pipeline/resizer.py` says why pillow-simd isn't laid over Pillow.
+No headers but the C library's are needed. Without a compiler, or when something fails, Pillow resizes: a line says
+what is lost, and the exit code is 0. Exit code 1: PIL itself is broken. `pipeline/resizer.py` says why pillow-simd
+isn't laid over Pillow.
 """
 
 from __future__ import annotations
@@ -22,22 +22,37 @@ import shlex
 import shutil
 import subprocess
 import sys
-import sysconfig
+import tarfile
 import tempfile
 import zipfile
 from pathlib import Path
 
-from pipeline.packages import CORE_MODULE, CORE_NAME, cpu_flags, file_problems, installed_core, pil_owners
+from pipeline.packages import (
+    SIMD_MODULE,
+    SIMD_NAME,
+    SIMD_SOURCES,
+    SimdVersion,
+    cpu_flags,
+    file_problems,
+    installed_simd,
+    pil_owners,
+    source_digest,
+)
 
-SIMD_VERSION = "12.1.1.post0"
-# What pillow-simd's core would be linked to. Resizing needs none of it; decoding is Pillow's.
-LIBRARIES = ("jpeg", "zlib", "tiff", "freetype", "raqm", "lcms", "webp", "jpeg2000", "imagequant", "xcb", "avif")
+RELEASE = "12.1.1.post0"
+SHA256 = "8e9694ec94c59d12f16753cbf48a3080266bdd704b0c51a630318c7a325625b1"
 METADATA = """\
 Metadata-Version: 2.1
 Name: {name}
 Version: {version}
-Summary: The compiled core of pillow-simd {release}, in a module of its own beside Pillow
+Summary: The resize of pillow-simd {release} as a library of its own, beside Pillow
 License: MIT-CMU
+"""
+WHEEL = """\
+Wheel-Version: 1.0
+Generator: efficient-imagenet
+Root-Is-Purelib: false
+Tag: {tag}
 """
 
 
@@ -79,103 +94,114 @@ def repair_pillow() -> None:
     pip("install", "--quiet", "--no-deps", "--force-reinstall", f"pillow=={version}" if version else "pillow")
 
 
-def wanted_version() -> str:
-    """Version of pillow-simd-core for this machine; BuildError when it has none."""
+def wanted_version() -> SimdVersion:
+    """What this machine should have; BuildError when it can have none."""
     if not sys.platform.startswith("linux") or platform.machine() not in ("x86_64", "AMD64"):
         raise BuildError(f"pillow-simd is for Linux on x86-64, this is {sys.platform} on {platform.machine()}")
     flags = cpu_flags()
-    if "sse4_1" not in flags:
-        raise BuildError("this processor lacks SSE4.1")
-    return f"{SIMD_VERSION}+{'avx2' if 'avx2' in flags else 'sse4'}"
+    for instructions in ("avx2", "sse4"):
+        version = SimdVersion(RELEASE, instructions, source_digest())
+        if version.cpu_flag in flags:
+            return version
+    raise BuildError("this processor lacks SSE4")
 
 
-def compiler() -> str:
-    """The C compiler's command; BuildError where there is none, or no Python headers."""
-    names = [os.environ["CC"]] if os.environ.get("CC") else ["cc", "gcc", "clang"]
-    found = next((name for name in names if shutil.which(shlex.split(name)[0])), None)
-    if found is None:
-        raise BuildError("no C compiler (on Debian or Ubuntu: apt-get install build-essential)")
-    if not Path(sysconfig.get_paths()["include"], "Python.h").is_file():
-        raise BuildError("Python.h is missing (on Debian or Ubuntu: apt-get install python3-dev)")
-    return found
+def compiler() -> list[str]:
+    """The C compiler's command; BuildError where there is none."""
+    for name in [os.environ["CC"]] if os.environ.get("CC") else ["cc", "gcc", "clang"]:
+        command = shlex.split(name)
+        if shutil.which(command[0]):
+            return command
+    raise BuildError("no C compiler (on Debian or Ubuntu: apt-get install build-essential)")
 
 
-def build(version: str, cc: str, folder: Path) -> Path:
-    """Build pillow-simd's wheel in `folder` with the C compiler `cc`; its path."""
-    release, _, label = version.partition("+")
-    env = os.environ | {
-        "CC": cc + (" -mavx2" if label == "avx2" else ""),
-        "CFLAGS": "-O2 -DNDEBUG -fwrapv -g0",  # instead of Python's own; the resize is written in intrinsics
-        # The core finds its own functions even if Pillow's, which have the same names, were loaded globally.
-        "LDFLAGS": f"{os.environ.get('LDFLAGS', '')} -Wl,-Bsymbolic".strip(),
+def fetch_source(folder: Path) -> Path:
+    """Download pillow-simd's source archive, check its SHA-256 and unpack what is needed; the folder it is in."""
+    requirement = folder / "requirement.txt"
+    requirement.write_text(f"pillow-simd=={RELEASE} --hash=sha256:{SHA256}\n")
+    arguments = ["--quiet", "--no-deps", "--no-binary", "pillow-simd", "--require-hashes", "-r", str(requirement)]
+    pip("download", *arguments, "--dest", str(folder))
+    source = folder / "libImaging"
+    source.mkdir()
+    with tarfile.open(next(folder.glob("pillow*simd-*.tar.gz"))) as archive:
+        for member in archive:
+            path = Path(member.name)
+            if member.isfile() and (path.parts[1:3] == ("src", "libImaging") or path.parts[1:] == ("LICENSE",)):
+                file = archive.extractfile(member)
+                assert file is not None
+                (source / path.name).write_bytes(file.read())
+    return source
+
+
+def build(version: SimdVersion, command: list[str], source: Path) -> Path:
+    """Compile the resize against pillow-simd's source; the library."""
+    library = source / "resize.so"
+    arguments = [
+        *(f"-m{version.instructions}", "-O2", "-g0", "-DNDEBUG", "-fwrapv"),
+        *("-shared", "-fPIC", "-I", str(source), "-I", str(SIMD_SOURCES), str(SIMD_SOURCES / "resize.c")),
+        # only what the resize reaches: the rest of pillow-simd's file needs the rest of pillow-simd
+        *("-fvisibility=hidden", "-ffunction-sections", "-Wl,--gc-sections", "-Wl,-s", "-Wl,--no-undefined"),
+        *("-o", str(library), "-lm"),
+    ]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, errors="replace")
+    if done.returncode:
+        lines = [line.strip() for line in done.stderr.splitlines() if "error" in line] or ["no output"]
+        raise BuildError(f"{command[0]}: {lines[0][:200]}")
+    return library
+
+
+def pack(version: SimdVersion, library: Path, licence: Path, folder: Path) -> Path:
+    """A wheel of `pillow-simd-resize` in `folder`, with the library and pillow-simd's licence; its path."""
+    info, tag = f"{SIMD_MODULE}-{version}.dist-info", f"py3-none-linux_{platform.machine()}"
+    metadata = METADATA.format(name=SIMD_NAME, version=version, release=version.release)
+    files = {
+        f"{SIMD_MODULE}/__init__.py": b'"""pillow-simd\'s resize as a library, loaded by pipeline.resizer."""\n',
+        f"{SIMD_MODULE}/resize.so": library.read_bytes(),
+        f"{info}/licenses/LICENSE": licence.read_bytes(),
+        f"{info}/METADATA": metadata.encode(),
+        f"{info}/WHEEL": WHEEL.format(tag=tag).encode(),
     }
-    settings = [argument for name in LIBRARIES for argument in ("-C", f"{name}=disable")]
-    # Without the cache: pip would hand out a wheel that was built with other flags.
-    pip(
-        *("wheel", "--no-cache-dir", "--no-deps", "--no-binary", "pillow-simd", "--wheel-dir", str(folder)),
-        *settings,
-        f"pillow-simd=={release}",
-        env=env,
-    )
-    return next(folder.glob("pillow_simd-*.whl"))
-
-
-def repack(wheel: Path, version: str) -> Path:
-    """A wheel `pillow-simd-core` beside `wheel`, with its core and licence only; its path."""
-    info = f"{CORE_MODULE}-{version}.dist-info"
-    tags = wheel.stem.split("-", 2)[2]
-    with zipfile.ZipFile(wheel) as source:
-        names = source.namelist()
-        core = next(name for name in names if name.startswith("PIL/_imaging."))
-        licence = next(name for name in names if name.endswith("/LICENSE"))
-        wheel_file = next(name for name in names if name.endswith(".dist-info/WHEEL"))
-        metadata = METADATA.format(name=CORE_NAME, version=version, release=version.partition("+")[0])
-        files = {
-            f"{CORE_MODULE}/__init__.py": b'"""The compiled core of pillow-simd, loaded by pipeline.resizer."""\n',
-            f"{CORE_MODULE}/{core.removeprefix('PIL/')}": source.read(core),
-            f"{info}/licenses/LICENSE": source.read(licence),
-            f"{info}/METADATA": metadata.encode(),
-            f"{info}/WHEEL": source.read(wheel_file),
-        }
     record = "".join(
         f"{name},sha256={base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b'=').decode()},{len(data)}\n"
         for name, data in files.items()
     )
     files[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()
-    target = wheel.with_name(f"{CORE_MODULE}-{version}-{tags}.whl")
-    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+    wheel = folder / f"{SIMD_MODULE}-{version}-{tag}.whl"
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in files.items():
             archive.writestr(name, data)
-    return target
+    return wheel
 
 
-def core_works() -> bool:
+def simd_works() -> bool:
     """Whether a fresh process resizes with pillow-simd, and rightly."""
     code = (
-        "import sys; from pipeline import resizer as r; sys.exit(bool(r.core_problems()) or 'simd' not in r.resizer())"
+        "import sys; from pipeline import resizer as r; sys.exit(bool(r.simd_problems()) or 'simd' not in r.resizer())"
     )
     return subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
 
 def install() -> None:
-    """Install pillow-simd-core for this machine; BuildError says why it can't be done, and leaves none installed."""
+    """Install pillow-simd's resize for this machine; a BuildError says why not, and leaves none installed."""
     try:
         version = wanted_version()
-        if installed_core() == version and core_works():
+        if installed_simd() == version and simd_works():
             return
-        cc = compiler()
-        say(f"building pillow-simd {version} (about a minute)")
-        with tempfile.TemporaryDirectory() as folder:
-            wheel = repack(build(version, cc, Path(folder)), version)
+        command = compiler()
+        say(f"building pillow-simd's resize, {version}")
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            source = fetch_source(folder)
+            pack(version, build(version, command, source), source / "LICENSE", folder)
             pip(
                 *("install", "--quiet", "--no-deps", "--no-index", "--force-reinstall"),
-                *("--find-links", str(wheel.parent), f"{CORE_NAME}=={version}"),
+                *("--find-links", str(folder), f"{SIMD_NAME}=={version}"),
             )
-        if not core_works():
-            raise BuildError("the core was built, but does not work")
+        if not simd_works():
+            raise BuildError("the library was built, but does not work")
     except BuildError:
-        if installed_core() is not None:
-            pip("uninstall", "--quiet", "--yes", CORE_NAME)
+        if installed_simd() is not None:
+            pip("uninstall", "--quiet", "--yes", SIMD_NAME)
         raise
 
 

@@ -81,30 +81,31 @@ def scale_to_8_bit(levels: np.ndarray, maximum: int | None = 65535) -> np.ndarra
     return out
 
 
-def array_to_image(array: np.ndarray) -> Image.Image:
-    """A PIL image out of uint8 or uint16 (H, W), (H, W, 1), (H, W, 3) or (H, W, 4); 16 bits are scaled to 8.
+def to_array(rgb: Image.Image, out: np.ndarray) -> np.ndarray:
+    """Copy an RGB image's pixels to `out`, uint8 (height, width, 3); returns it. In strips: no second copy is made."""
+    width, height = rgb.size
+    rows = max(1, STRIP_PIXELS // width)
+    for top in range(0, height, rows):
+        strip = rgb.crop((0, top, width, min(top + rows, height))) if rows < height else rgb
+        out[top : top + rows] = np.asarray(strip)
+    return out
+
+
+def array_to_rgb(array: np.ndarray, background: tuple[int, int, int]) -> np.ndarray:
+    """uint8 (H, W, 3), C-contiguous, out of uint8 or uint16 (H, W), (H, W, 1), (H, W, 3) or (H, W, 4).
+
+    16 bits are scaled to 8, a fourth channel is alpha over the background.
 
     Raises:
         ValueError: another dtype or shape, or no pixels.
     """
-    if array.dtype not in (np.uint8, np.uint16) or not (
-        array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3, 4))
-    ):
+    channels = {2: 1, 3: array.shape[-1]}.get(array.ndim)
+    if array.dtype not in (np.uint8, np.uint16) or channels not in (1, 3, 4) or array.size == 0:
         raise ValueError(f"array of {array.dtype} {array.shape}")
-    if array.size == 0:
-        raise ValueError(f"array of {array.shape}: no pixels")
-    if array.ndim == 3 and array.shape[2] == 1:
-        array = array[:, :, 0]
     if array.dtype != np.uint8:
         array = scale_to_8_bit(np.ascontiguousarray(array))
-    return Image.fromarray(np.ascontiguousarray(array))
-
-
-def to_rgbx(image: Image.Image, out: np.ndarray) -> np.ndarray:
-    """Copy an RGB image's pixels to `out`, uint8 (height, width, 4); returns it. In strips: no second copy is made."""
-    width, height = image.size
-    rows = max(1, STRIP_PIXELS // width)
-    for top in range(0, height, rows):
-        strip = image.crop((0, top, width, min(top + rows, height))) if rows < height else image
-        out[top : top + rows] = np.frombuffer(strip.tobytes("raw", "RGBX"), np.uint8).reshape(strip.height, width, 4)
-    return out
+    if channels == 4:
+        return np.array(to_rgb(Image.fromarray(np.ascontiguousarray(array)), background))
+    if channels == 1:
+        array = np.repeat(array.reshape(*array.shape[:2], 1), 3, axis=2)
+    return np.ascontiguousarray(array)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import importlib.metadata
+from dataclasses import dataclass
 from pathlib import Path
 
-CORE_NAME = "pillow-simd-core"
-CORE_MODULE = "pillow_simd_core"
+SIMD_NAME = "pillow-simd-resize"
+SIMD_MODULE = "pillow_simd_resize"
+SIMD_SOURCES = Path(__file__).parent / "simd"
 PIL_OWNERS = ("pillow", "pillow-simd", "pil")
 
 
@@ -24,17 +27,47 @@ def cpu_flags() -> frozenset[str]:
     return frozenset()
 
 
-def installed_core() -> str | None:
-    """Version of pillow-simd-core, such as `12.1.1.post0+avx2`, or None."""
+@functools.cache
+def source_digest() -> str:
+    """Letters and digits that change with our C source, so that a library made from another one is not used."""
+    digest = hashlib.sha256()
+    for path in sorted(SIMD_SOURCES.iterdir()):
+        digest.update(path.read_bytes())
+    return "c" + digest.hexdigest()[:7]  # a letter first: a version may drop leading zeros
+
+
+@dataclass(frozen=True)
+class SimdVersion:
+    """Version of the installed resize: `12.1.1.post0+avx2.c1a2b3c4`.
+
+    Args:
+        release: of pillow-simd.
+        instructions: `avx2` or `sse4`, what it was compiled for.
+        source: `source_digest()` of our C source.
+    """
+
+    release: str
+    instructions: str
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.release}+{self.instructions}.{self.source}"
+
+    @property
+    def cpu_flag(self) -> str:
+        """What Linux calls the instructions that the processor must have."""
+        return {"avx2": "avx2", "sse4": "sse4_2"}[self.instructions]
+
+
+def installed_simd() -> SimdVersion | None:
+    """Version of the distribution pillow-simd-resize, or None."""
     try:
-        return importlib.metadata.version(CORE_NAME)
+        version = importlib.metadata.version(SIMD_NAME)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def instruction_set(version: str) -> str:
-    """`avx2` or `sse4.1`, out of a version of pillow-simd-core."""
-    return {"avx2": "avx2"}.get(version.partition("+")[2], "sse4.1")
+    release, _, local = version.partition("+")
+    instructions, _, source = local.partition(".")
+    return SimdVersion(release, instructions, source)
 
 
 def pil_owners() -> list[str]:

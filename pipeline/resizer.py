@@ -1,66 +1,83 @@
 """The resizer in use, and whether this installation of PIL is sound: `python -m pipeline.resizer` exits 0 or 1.
 
-pillow-simd resizes six times as fast as Pillow, but both own the folder `PIL`, torchvision needs the distribution
+pillow-simd resizes many times as fast as Pillow, but both own the folder `PIL`, torchvision needs the distribution
 called `pillow`, and laying pillow-simd over it loses what its core was built without (JPEG 2000 and compressed TIFF,
-unless those headers are installed). So `PIL` stays Pillow's own, complete and untouched, and only pillow-simd's
-compiled core is installed, under a name of its own: the distribution `pillow-simd-core` with one module,
-`pillow_simd_core._imaging`, made by `pipeline/install_resizer.py`. Pillow decodes, that core resizes. Where it can't
-be built, Pillow's core, which has the same interface, resizes too: slower, and pixels differ by 1 or 2 of 255.
+unless those headers are installed). So `PIL` stays Pillow's own, complete and untouched, and only pillow-simd's resize
+is installed, compiled from its source as a small library of its own: the distribution `pillow-simd-resize`, made by
+`pipeline/install_resizer.py`. Pillow decodes, that library resizes. Where it can't be built, Pillow resizes, too:
+slower, and pixels differ by 1 or 2 of 255.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
-import importlib
 import importlib.metadata
+import importlib.util
 import io
 import sys
+import threading
 import time
 from collections.abc import Callable
-from types import ModuleType
+from pathlib import Path
 
 import numpy as np
 import PIL
 from PIL import Image, features
 
-from pipeline.packages import CORE_MODULE, cpu_flags, file_problems, installed_core, instruction_set, pil_owners
+from pipeline.packages import SIMD_MODULE, cpu_flags, file_problems, installed_simd, pil_owners, source_digest
 
+Box = tuple[float, float, float, float]
 FILTERS = {
     "box": Image.Resampling.BOX,
     "bilinear": Image.Resampling.BILINEAR,
     "bicubic": Image.Resampling.BICUBIC,
     "lanczos": Image.Resampling.LANCZOS,
 }
-# Blocks of memory (16 MB at most each) that the core keeps for the next image. Without any, each resize gets its
-# pages from the kernel anew, which takes longer than the resize.
-CACHED_BLOCKS = 3
 REPAIR = "run `python -m pipeline.install_resizer`"
 
 
 @functools.cache
-def _load_core() -> tuple[ModuleType | None, str]:
-    """pillow-simd's core, or None and why it isn't used."""
-    version = installed_core()
+def _simd() -> tuple[ctypes.CDLL | None, str]:
+    """The library of pillow-simd's resize, or None and why it isn't used."""
+    version = installed_simd()
     if version is None:
         return None, "pillow-simd isn't installed"
-    needed = instruction_set(version).replace(".", "_")
-    if needed not in cpu_flags():
-        return None, f"pillow-simd was built for {needed}, which this processor lacks; {REPAIR}"
+    if version.source != source_digest():
+        return None, f"pillow-simd's resize was built from another release's source; {REPAIR}"
+    if version.cpu_flag not in cpu_flags():
+        return None, f"pillow-simd was built for {version.instructions}, which this processor lacks; {REPAIR}"
+    spec = importlib.util.find_spec(SIMD_MODULE)
     try:
-        core = importlib.import_module(f"{CORE_MODULE}._imaging")
-    except ImportError as error:
-        return None, f"pillow-simd can't be loaded ({error}); {REPAIR}"
-    core.set_blocks_max(CACHED_BLOCKS)
-    return core, ""
+        if spec is None or spec.origin is None:
+            raise OSError(f"no module {SIMD_MODULE}")
+        library = ctypes.CDLL(str(Path(spec.origin).with_name("resize.so")))
+        number, pointer = ctypes.c_int, ctypes.c_void_p
+        box = [ctypes.c_float] * 4
+        library.simd_resize.argtypes = [
+            pointer,
+            number,
+            number,
+            *box,
+            *[number] * 4,
+            pointer,
+            ctypes.c_ssize_t,
+            pointer,
+        ]
+        library.simd_resize_scratch.argtypes = [number, number, number]
+        library.simd_resize_scratch.restype = ctypes.c_size_t
+        library.simd_resize_instructions.restype = ctypes.c_char_p
+    except (OSError, AttributeError) as error:
+        return None, f"pillow-simd's resize can't be loaded ({error}); {REPAIR}"
+    return library, ""
 
 
 def resizer() -> str:
     """What resizes here, such as `pillow-simd 12.1.1.post0 (avx2)` or `pillow 12.1.1`."""
-    core, _ = _load_core()
-    if core is None:
+    version = installed_simd()
+    if version is None or _simd()[0] is None:
         return f"pillow {PIL.__version__}"
-    version = installed_core() or ""
-    return f"pillow-simd {version.partition('+')[0]} ({instruction_set(version)})"
+    return f"pillow-simd {version.release} ({version.instructions})"
 
 
 @functools.cache
@@ -76,70 +93,94 @@ def software_versions() -> dict[str, str]:
     return versions
 
 
-def resize_into(
-    pixels: np.ndarray,
-    box: tuple[float, float, float, float],
-    size: tuple[int, int],
-    filter_name: str,
-    out: np.ndarray,
-    *,
-    core: ModuleType | None = None,
-) -> None:
+class _Scratch(threading.local):
+    memory = np.empty(0, np.uint8)
+
+
+_scratch = _Scratch()
+
+
+def resize_into(pixels: np.ndarray, box: Box, size: tuple[int, int], filter_name: str, out: np.ndarray) -> None:
     """Resize part of an image in one antialiased pass.
 
     Args:
-        pixels: uint8 (h, w, 4), C-contiguous; R, G, B and a byte that is ignored. Read in place.
+        pixels: uint8 (h, w, 3), C-contiguous RGB. Read in place.
         box: left, top, right, bottom of the part, fractional pixels inside the image.
         size: (width, height) to make of it.
         filter_name: one of `FILTERS`.
-        out: uint8 (height, width, 3), or (height, width, 1) for the ITU-R 601-2 luma.
-        core: for tests, a core other than the one in use.
+        out: uint8 (height, width, 3), or (height, width, 1) for the ITU-R 601-2 luma; rows may lie apart.
     """
-    if core is None:
-        core = _load_core()[0] or Image.core
-    height, width = pixels.shape[:2]
-    image = core.map_buffer(pixels, (width, height), "raw", 0, ("RGBX", 0, 1))
+    library = _simd()[0]
+    if library is None:
+        resize_with_pillow(pixels, box, size, filter_name, out)
+    else:
+        _resize_with_simd(library, pixels, box, size, filter_name, out)
+
+
+def resize_with_pillow(pixels: np.ndarray, box: Box, size: tuple[int, int], filter_name: str, out: np.ndarray) -> None:
+    """`resize_into` where pillow-simd can't be had."""
+    image = Image.frombuffer("RGB", (pixels.shape[1], pixels.shape[0]), pixels, "raw", "RGB", 0, 1)
     image = image.resize(size, FILTERS[filter_name], box)
-    if out.shape[2] == 1:
-        image = image.convert("L", 0)
-    raw_mode = "L" if out.shape[2] == 1 else "RGB"
-    encoder = core.raw_encoder(image.mode, raw_mode, 0, 1)
-    encoder.setimage(image, (0, 0, *size))  # Pillow 13 wants the part, here all of it
-    packed = encoder.encode(out.size)[2]
-    out[...] = np.frombuffer(packed, np.uint8).reshape(out.shape)
+    out[...] = np.asarray(image if out.shape[2] == 3 else image.convert("L")).reshape(out.shape)
+
+
+def _resize_with_simd(
+    library: ctypes.CDLL, pixels: np.ndarray, box: Box, size: tuple[int, int], filter_name: str, out: np.ndarray
+) -> None:
+    height, width = pixels.shape[:2]
+    left, top, right, bottom = box
+    channels = out.shape[2]
+    # What C can't check. It reads and writes by these.
+    assert pixels.dtype == out.dtype == np.uint8
+    assert pixels.shape == (height, width, 3)
+    assert pixels.flags.c_contiguous
+    assert out.shape == (size[1], size[0], channels)
+    assert channels in (1, 3)
+    assert out.strides[1:] == (channels, 1)
+    assert 0 <= left < right <= width
+    assert 0 <= top < bottom <= height
+    num_bytes = library.simd_resize_scratch(width, height, size[0])
+    if len(_scratch.memory) < num_bytes:
+        _scratch.memory = np.empty(num_bytes, np.uint8)
+    code = library.simd_resize(
+        *(pixels.ctypes.data, width, height, left, top, right, bottom, FILTERS[filter_name]),
+        *(size[0], size[1], channels, out.ctypes.data, out.strides[0], _scratch.memory.ctypes.data),
+    )
+    if code:
+        raise MemoryError("no memory for the coefficients of a resize")
 
 
 # Checks
 
 
 def _photo() -> np.ndarray:
-    """uint8 (384, 512, 4): a smooth pattern with edges, the same on every machine."""
+    """uint8 (384, 512, 3): a smooth pattern with edges, the same on every machine."""
     y, x = np.mgrid[0:384, 0:512]
     waves = [
         128 + 90 * np.sin(x / (9 + 4 * i)) * np.cos(y / (13 - 3 * i)) + 30 * ((x // 37 + y // 29) % 2)
         for i in (0, 1, 2)
     ]
-    return np.ascontiguousarray(np.dstack([*waves, waves[0]]).clip(0, 255).astype(np.uint8))
+    return np.ascontiguousarray(np.dstack(waves).clip(0, 255).astype(np.uint8))
 
 
 def speedup() -> float:
-    """How many times as fast as Pillow's the core in use resizes one 512 x 384 photograph to 256 pixels."""
+    """How many times as fast as Pillow the resizer in use makes 256 x 256 pixels out of a 512 x 384 photograph."""
     pixels, out = _photo(), np.empty((256, 256, 3), np.uint8)
 
-    def seconds(core: ModuleType) -> float:
+    def seconds(resize: Callable[..., None]) -> float:
         times = []
         for _ in range(9):
             start = time.perf_counter()
-            resize_into(pixels, (64.0, 0.0, 448.0, 384.0), (256, 256), "bicubic", out, core=core)
+            resize(pixels, (64.0, 0.0, 448.0, 384.0), (256, 256), "bicubic", out)
             times.append(time.perf_counter() - start)
         return min(times)
 
-    return seconds(Image.core) / seconds(_load_core()[0] or Image.core)
+    return seconds(resize_with_pillow) / seconds(resize_into)
 
 
 def _round_trip(extension: str, **options: object) -> Callable[[], str | None]:
     def run() -> str | None:
-        image, buffer = Image.fromarray(_photo()[:64, :64, :3]), io.BytesIO()
+        image, buffer = Image.fromarray(_photo()[:64, :64]), io.BytesIO()
         try:
             image.save(buffer, extension, **options)
             again = np.asarray(Image.open(buffer).convert("RGB"))
@@ -167,18 +208,23 @@ def missing_formats() -> list[str]:
     return [name for name, run in _ROUND_TRIPS.items() if run() is not None]
 
 
-def core_problems() -> list[str]:
-    """What is wrong with pillow-simd's core; [] where it is sound, or not installed."""
-    core, why = _load_core()
-    if core is None:
-        return [why] if installed_core() is not None else []
+def simd_problems() -> list[str]:
+    """What is wrong with pillow-simd's resize; [] where it is sound, or not installed."""
+    version = installed_simd()
+    if version is None:
+        return []
+    library, why = _simd()
+    if library is None:
+        return [why]
     problems = []
-    if (installed_core() or "").partition("+")[0] != core.PILLOW_VERSION:
-        problems.append(f"{core.__file__}: holds {core.PILLOW_VERSION}, installed as {installed_core()}; {REPAIR}")
+    compiled = library.simd_resize_instructions().decode()
+    if compiled != version.instructions:
+        problems.append(f"pillow-simd's resize is for {compiled}, not {version.instructions}; {REPAIR}")
     pixels, ours, stock = _photo(), np.empty((96, 96, 3), np.uint8), np.empty((96, 96, 3), np.uint8)
+    box = (30.5, 0.25, 414.0, 383.5)
     for name in FILTERS:
-        for result, used in ((ours, core), (stock, Image.core)):
-            resize_into(pixels, (30.5, 0.25, 414.0, 383.5), (96, 96), name, result, core=used)
+        resize_into(pixels, box, (96, 96), name, ours)
+        resize_with_pillow(pixels, box, (96, 96), name, stock)
         difference = int(np.abs(ours.astype(int) - stock).max())
         if difference > 3:
             problems.append(f"pillow-simd's {name} filter differs from Pillow's by {difference} of 255; {REPAIR}")
@@ -202,15 +248,15 @@ def check_coherent() -> list[str]:
         problems.append(f"PIL is {PIL.__version__}, its core {Image.core.PILLOW_VERSION}; {REPAIR}")
     Image.init()
     problems += [line for name in ("JPEG", "PNG") if (line := _ROUND_TRIPS[name]()) is not None]
-    return problems + core_problems()
+    return problems + simd_problems()
 
 
 def report() -> tuple[list[str], bool]:
     """Lines for the person who installs, and whether all is well."""
     problems = check_coherent()
     lines = [f"error: {problem}" for problem in problems]
-    core, why = _load_core()
-    if core is None:
+    library, why = _simd()
+    if library is None:
         lines.append(
             f"resizer: {resizer()}, without SIMD: {why}. Everything works; conversion takes two to three times as long"
         )

@@ -68,14 +68,11 @@ def candidates(size: int) -> dict[str, Callable[[bytes], object]]:
         return decode.decode_into(data, [geometry], [out])
 
     def ours_with_pillow(data: bytes) -> object:
-        used, decode.resize_into = decode.resize_into, stock_resize
+        used, decode.resize_into = decode.resize_into, resizer.resize_with_pillow
         try:
             return decode.decode_into(data, [geometry], [out])
         finally:
             decode.resize_into = used
-
-    def stock_resize(*arguments: object) -> None:
-        resizer.resize_into(*arguments, core=Image.core)  # type: ignore[arg-type]
 
     def torchvision(data: bytes) -> object:
         return v2.functional.pil_to_tensor(transform(Image.open(io.BytesIO(data)).convert("RGB")))

@@ -552,8 +552,8 @@ def test_threads_do_not_disturb_each_other() -> None:
 
 def test_a_buffer_is_kept_but_not_a_giant_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode, "KEPT_BYTES", 1000)
-    kept = decode._buffer(100)
-    assert np.shares_memory(kept, decode._buffer(50))
-    large = decode._buffer(5000)
-    assert len(large) == 5000
-    assert not np.shares_memory(large, decode._buffer(5000))
+    kept = decode._buffer(10, 10)
+    assert np.shares_memory(kept, decode._buffer(5, 5))
+    large = decode._buffer(50, 50)
+    assert large.shape == (50, 50, 3)
+    assert not np.shares_memory(large, decode._buffer(50, 50))

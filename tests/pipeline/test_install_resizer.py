@@ -1,58 +1,44 @@
-"""The arrangement of pillow-simd beside Pillow. The build itself is `make setup`'s; here it is a stand-in."""
+"""The arrangement of pillow-simd beside Pillow. Source and compiler are `make setup`'s; here they are stand-ins."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
 
 from pipeline import install_resizer
 from pipeline.install_resizer import BuildError
+from pipeline.packages import SIMD_SOURCES, SimdVersion, source_digest
 
-VERSION = "12.1.1.post0+avx2"
-
-
-def simd_wheel(folder: Path) -> Path:
-    """What building pillow-simd gives, in small."""
-    path = folder / "pillow_simd-12.1.1.post0-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("PIL/Image.py", "the whole of PIL")
-        archive.writestr("PIL/_imaging.py", "ANSWER = 42\n")
-        archive.writestr("PIL/_imagingmath.so", b"not needed")
-        archive.writestr("pillow_simd-12.1.1.post0.dist-info/licenses/LICENSE", "MIT-CMU")
-        archive.writestr(
-            "pillow_simd-12.1.1.post0.dist-info/WHEEL",
-            "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        )
-    return path
+VERSION = SimdVersion("12.1.1.post0", "avx2", source_digest())
 
 
-def test_repacked_core_installs_and_touches_no_pil(tmp_path: Path) -> None:
-    wheel = install_resizer.repack(simd_wheel(tmp_path), VERSION)
-    assert wheel.name == "pillow_simd_core-12.1.1.post0+avx2-py3-none-any.whl"
+def test_packed_library_installs_and_touches_no_pil(tmp_path: Path) -> None:
+    library, licence = tmp_path / "resize.so", tmp_path / "LICENSE"
+    library.write_bytes(b"machine code")
+    licence.write_text("MIT-CMU")
+    wheel = install_resizer.pack(VERSION, library, licence, tmp_path)
+    assert wheel.name.startswith(f"pillow_simd_resize-{VERSION}-py3-none-linux_")
     target = tmp_path / "site"
     install = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--find-links", str(tmp_path)]
-    subprocess.run([sys.executable, *install, "--target", str(target), f"pillow-simd-core=={VERSION}"], check=True)
+    subprocess.run([sys.executable, *install, "--target", str(target), f"pillow-simd-resize=={VERSION}"], check=True)
     names = sorted(path.name for path in target.iterdir())
-    assert names == ["pillow_simd_core", "pillow_simd_core-12.1.1.post0+avx2.dist-info"]
-    code = (
-        "import importlib.metadata as m, pillow_simd_core._imaging as core;"
-        "print(core.ANSWER, m.version('pillow-simd-core'))"
-    )
-    out = subprocess.run([sys.executable, "-c", code], cwd=target, capture_output=True, text=True, check=True).stdout
-    assert out.split() == ["42", VERSION]
+    assert names == ["pillow_simd_resize", f"pillow_simd_resize-{VERSION}.dist-info"]
+    assert (target / names[0] / "resize.so").read_bytes() == b"machine code"
     assert (target / names[1] / "licenses" / "LICENSE").read_text() == "MIT-CMU"
+    code = "import importlib.metadata as m; print(m.version('pillow-simd-resize'))"
+    out = subprocess.run([sys.executable, "-c", code], cwd=target, capture_output=True, text=True, check=True).stdout
+    assert out.strip() == str(VERSION)
 
 
 @pytest.mark.quick
 @pytest.mark.parametrize(
     ("machine", "flags", "expected"),
     [
-        ("x86_64", {"sse4_1", "avx2"}, "12.1.1.post0+avx2"),
-        ("x86_64", {"sse4_1"}, "12.1.1.post0+sse4"),
+        ("x86_64", {"sse4_2", "avx2"}, "avx2"),
+        ("x86_64", {"sse4_2"}, "sse4"),
         ("x86_64", {"sse2"}, None),
         ("aarch64", set(), None),
     ],
@@ -67,7 +53,8 @@ def test_version_for_a_machine(
         with pytest.raises(BuildError):
             install_resizer.wanted_version()
     else:
-        assert install_resizer.wanted_version() == expected
+        version = install_resizer.wanted_version()
+        assert version == SimdVersion("12.1.1.post0", expected, source_digest())
 
 
 @pytest.mark.quick
@@ -79,13 +66,25 @@ def test_no_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 @pytest.mark.quick
-def test_no_python_headers_say_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("CC", sys.executable)
-    monkeypatch.setattr(install_resizer.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
-    with pytest.raises(BuildError, match="python3-dev"):
-        install_resizer.compiler()
-    (tmp_path / "Python.h").touch()
-    assert install_resizer.compiler() == sys.executable
+def test_compiler_may_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", f"{sys.executable} -m compiler")
+    assert install_resizer.compiler() == [sys.executable, "-m", "compiler"]
+
+
+@pytest.mark.quick
+def test_failing_compiler_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(BuildError) as caught:
+        install_resizer.build(VERSION, ["false"], tmp_path)
+    assert str(caught.value) == "false: no output"
+
+
+@pytest.mark.quick
+def test_source_digest_follows_the_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for path in SIMD_SOURCES.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes() + b" ")
+    monkeypatch.setattr("pipeline.packages.SIMD_SOURCES", tmp_path)
+    assert source_digest.__wrapped__() != source_digest()
+    assert source_digest() == VERSION.source
 
 
 @pytest.mark.quick
@@ -99,18 +98,18 @@ def test_pip_failure_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_failed_build_leaves_pillow_and_says_so(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(version: str, cc: str, folder: Path) -> Path:
-        raise BuildError("error: command 'cc' failed")
+    def fail(folder: Path) -> Path:
+        raise BuildError("pip download: error: no network")
 
     calls: list[tuple[str, ...]] = []
-    monkeypatch.setattr(install_resizer, "wanted_version", lambda: "99+avx2")
-    monkeypatch.setattr(install_resizer, "compiler", lambda: "cc")
-    monkeypatch.setattr(install_resizer, "build", fail)
+    monkeypatch.setattr(install_resizer, "wanted_version", lambda: SimdVersion("99", "avx2", "c0000000"))
+    monkeypatch.setattr(install_resizer, "compiler", lambda: ["cc"])
+    monkeypatch.setattr(install_resizer, "fetch_source", fail)
     monkeypatch.setattr(install_resizer, "pip", lambda *arguments, **_: calls.append(arguments))
     monkeypatch.setattr(install_resizer, "run_checks", lambda: 0)
     assert install_resizer.main() == 0
-    assert "without pillow-simd: error: command 'cc' failed" in capfd.readouterr().out
-    assert all(call[0] == "uninstall" and call[-1] == "pillow-simd-core" for call in calls)
+    assert "without pillow-simd: pip download: error: no network" in capfd.readouterr().out
+    assert all(call[0] == "uninstall" and call[-1] == "pillow-simd-resize" for call in calls)
 
 
 @pytest.mark.quick
@@ -138,7 +137,7 @@ def test_pillow_simd_laid_over_pillow_is_repaired(
 @pytest.mark.quick
 def test_nothing_to_do_builds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(install_resizer, "wanted_version", lambda: VERSION)
-    monkeypatch.setattr(install_resizer, "installed_core", lambda: VERSION)
-    monkeypatch.setattr(install_resizer, "core_works", lambda: True)
-    monkeypatch.setattr(install_resizer, "build", None)
+    monkeypatch.setattr(install_resizer, "installed_simd", lambda: VERSION)
+    monkeypatch.setattr(install_resizer, "simd_works", lambda: True)
+    monkeypatch.setattr(install_resizer, "fetch_source", None)
     install_resizer.install()

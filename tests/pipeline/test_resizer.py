@@ -14,16 +14,18 @@ from pathlib import Path
 import numpy as np
 import PIL
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from pipeline import resizer
-from pipeline.packages import file_problems
+from pipeline.packages import SimdVersion, file_problems, installed_simd, source_digest
 
 
 @pytest.fixture
-def reload_core() -> Iterator[None]:
-    """Forget which core was loaded, before and after."""
-    caches = (resizer._load_core, resizer.software_versions)
+def reload() -> Iterator[None]:
+    """Forget which resizer was loaded, before and after."""
+    caches = (resizer._simd, resizer.software_versions)
     for cached in caches:
         cached.cache_clear()
     yield
@@ -31,83 +33,139 @@ def reload_core() -> Iterator[None]:
         cached.cache_clear()
 
 
-def rgbx(height: int, width: int) -> np.ndarray:
-    return np.random.default_rng(0).integers(0, 256, (height, width, 4), dtype=np.uint8)
+def noise(height: int, width: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+BOXES = [(0.0, 0.0, 50.0, 40.0), (3.25, 1.5, 44.0, 39.75), (5.0, 5.0, 6.0, 6.0), (0.0, 0.5, 16.0, 30.0)]
 
 
 @pytest.mark.quick
 @pytest.mark.parametrize("filter_name", resizer.FILTERS)
-@pytest.mark.parametrize("box", [(0.0, 0.0, 50.0, 40.0), (3.25, 1.5, 44.0, 39.75), (5.0, 5.0, 6.0, 6.0)])
-def test_resizes_as_pil_does(filter_name: str, box: tuple[float, float, float, float]) -> None:
-    pixels = rgbx(40, 50)
-    image = Image.fromarray(pixels[:, :, :3])
-    expected = np.asarray(image.resize((16, 12), resizer.FILTERS[filter_name], box)).astype(int)
-    stock, used = np.empty((12, 16, 3), np.uint8), np.empty((12, 16, 3), np.uint8)
-    resizer.resize_into(pixels, box, (16, 12), filter_name, stock, core=Image.core)
-    np.testing.assert_array_equal(stock, expected)
-    resizer.resize_into(pixels, box, (16, 12), filter_name, used)
-    assert np.abs(used - expected).max() <= 2
+@pytest.mark.parametrize("box", BOXES)
+@pytest.mark.parametrize("size", [(16, 12), (50, 12), (16, 40), (50, 40), (90, 70), (1, 1)])
+def test_resizes_as_pil_does(filter_name: str, box: resizer.Box, size: tuple[int, int]) -> None:
+    pixels = noise(40, 50)
+    image = Image.fromarray(pixels).resize(size, resizer.FILTERS[filter_name], box)
+    for mode, channels in (("RGB", 3), ("L", 1)):
+        expected = np.asarray(image.convert(mode)).reshape(size[1], size[0], channels).astype(int)
+        stock, used = np.empty(expected.shape, np.uint8), np.empty(expected.shape, np.uint8)
+        resizer.resize_with_pillow(pixels, box, size, filter_name, stock)
+        np.testing.assert_array_equal(stock, expected)
+        resizer.resize_into(pixels, box, size, filter_name, used)
+        assert np.abs(used - expected).max() <= 2
+
+
+@given(
+    height=st.integers(1, 70),
+    width=st.integers(1, 70),
+    out_height=st.integers(1, 70),
+    out_width=st.integers(1, 70),
+    cut=st.tuples(*[st.floats(0, 0.49)] * 4),
+    whole=st.booleans(),
+    filter_name=st.sampled_from(sorted(resizer.FILTERS)),
+)
+@settings(max_examples=400, deadline=None)
+def test_any_resize_is_near_pils_and_stays_in_its_place(
+    height: int,
+    width: int,
+    out_height: int,
+    out_width: int,
+    cut: tuple[float, float, float, float],
+    whole: bool,
+    filter_name: str,
+) -> None:
+    pixels = noise(height, width)
+    left, top, right, bottom = (0.0, 0.0, 0.0, 0.0) if whole else cut
+    box = (width * left, height * top, width * (1 - right), height * (1 - bottom))
+    expected = np.empty((out_height, out_width, 3), np.uint8)
+    resizer.resize_with_pillow(pixels, box, (out_width, out_height), filter_name, expected)
+    block = np.full((out_height + 2, out_width + 8, 3), 99, np.uint8)
+    resizer.resize_into(pixels, box, (out_width, out_height), filter_name, block[1:-1, 4:-4])
+    assert np.abs(block[1:-1, 4:-4].astype(int) - expected).max() <= 3
+    block[1:-1, 4:-4] = 99
+    assert (block == 99).all()
+
+
+@pytest.mark.quick
+def test_a_cut_copies() -> None:
+    pixels, out = noise(30, 40), np.empty((12, 20, 3), np.uint8)
+    resizer.resize_into(pixels, (3.0, 5.0, 23.0, 17.0), (20, 12), "lanczos", out)
+    np.testing.assert_array_equal(out, pixels[5:17, 3:23])
 
 
 @pytest.mark.quick
 def test_one_channel_is_the_luma() -> None:
-    pixels = np.empty((4, 4, 4), np.uint8)
-    pixels[:] = (200, 100, 50, 9)
+    pixels = np.empty((4, 4, 3), np.uint8)
+    pixels[:] = (200, 100, 50)
     out = np.empty((2, 2, 1), np.uint8)
     resizer.resize_into(pixels, (0.0, 0.0, 4.0, 4.0), (2, 2), "box", out)
     assert (out == round(0.299 * 200 + 0.587 * 100 + 0.114 * 50)).all()
 
 
 @pytest.mark.quick
-def test_out_may_be_part_of_a_larger_array() -> None:
-    out = np.zeros((8, 10, 3), np.uint8)
-    resizer.resize_into(rgbx(9, 9), (0.0, 0.0, 9.0, 9.0), (4, 3), "bilinear", out[2:5, 3:7])
-    assert out[2:5, 3:7].all(axis=2).any()
-    out[2:5, 3:7] = 0
-    assert not out.any()
+@pytest.mark.skipif(resizer.resizer().startswith("pillow "), reason="pillow-simd can't be had here")
+@pytest.mark.parametrize(
+    ("pixels", "box", "out"),
+    [
+        (noise(9, 9)[:, ::2], (0.0, 0.0, 5.0, 9.0), np.empty((4, 4, 3), np.uint8)),
+        (noise(9, 9), (0.0, 0.0, 10.0, 9.0), np.empty((4, 4, 3), np.uint8)),
+        (noise(9, 9), (0.0, 0.0, 9.0, 9.0), np.empty((4, 5, 3), np.uint8)),
+        (noise(9, 9), (0.0, 0.0, 9.0, 9.0), np.empty((4, 8, 3), np.uint8)[:, ::2]),
+        (noise(9, 9), (5.0, 0.0, 5.0, 9.0), np.empty((4, 4, 3), np.uint8)),
+    ],
+)
+def test_what_c_could_not_survive_never_reaches_it(pixels: np.ndarray, box: resizer.Box, out: np.ndarray) -> None:
+    with pytest.raises(AssertionError):
+        resizer.resize_into(pixels, box, (4, 4), "bicubic", out)
 
 
-@pytest.mark.usefixtures("reload_core")
+@pytest.mark.usefixtures("reload")
 def test_without_pillow_simd_pillow_resizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resizer, "installed_core", lambda: None)
+    monkeypatch.setattr(resizer, "installed_simd", lambda: None)
     assert resizer.resizer() == f"pillow {PIL.__version__}"
     assert resizer.software_versions()["resizer"] == f"pillow {PIL.__version__}"
-    assert resizer.core_problems() == []
-    pixels, out = rgbx(40, 50), np.empty((12, 16, 3), np.uint8)
+    assert resizer.simd_problems() == []
+    pixels, out = noise(40, 50), np.empty((12, 16, 3), np.uint8)
     resizer.resize_into(pixels, (0.0, 0.0, 50.0, 40.0), (16, 12), "bicubic", out)
-    expected = Image.fromarray(pixels[:, :, :3]).resize((16, 12), Image.Resampling.BICUBIC)
+    expected = Image.fromarray(pixels).resize((16, 12), Image.Resampling.BICUBIC)
     np.testing.assert_array_equal(out, np.asarray(expected))
     lines, sound = resizer.report()
     assert sound
     assert "without SIMD: pillow-simd isn't installed" in lines[0]
 
 
-@pytest.mark.usefixtures("reload_core")
-def test_a_core_for_another_processor_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resizer, "installed_core", lambda: "12.1.1.post0+avx2")
-    monkeypatch.setattr(resizer, "cpu_flags", lambda: frozenset({"sse4_1"}))
+@pytest.mark.quick
+@pytest.mark.usefixtures("reload")
+@pytest.mark.parametrize(
+    ("version", "flags", "problem"),
+    [
+        (
+            SimdVersion("12.1.1.post0", "avx2", source_digest()),
+            {"sse4_2"},
+            "built for avx2, which this processor lacks",
+        ),
+        (SimdVersion("12.1.1.post0", "sse4", "c0000000"), {"sse4_2"}, "built from another release's source"),
+        (SimdVersion("12.1.1.post0", "sse4", source_digest()), {"sse4_2"}, "can't be loaded"),
+    ],
+)
+def test_an_unfit_library_is_a_problem_and_not_used(
+    monkeypatch: pytest.MonkeyPatch, version: SimdVersion, flags: set[str], problem: str
+) -> None:
+    monkeypatch.setattr(resizer, "installed_simd", lambda: version)
+    monkeypatch.setattr(resizer, "cpu_flags", lambda: frozenset(flags))
+    monkeypatch.setattr(resizer, "SIMD_MODULE", "no_such_module")
     assert resizer.resizer() == f"pillow {PIL.__version__}"
-    assert "built for avx2, which this processor lacks" in resizer.core_problems()[0]
+    assert problem in resizer.simd_problems()[0]
 
 
-@pytest.mark.usefixtures("reload_core")
-def test_a_core_that_cannot_be_imported_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resizer, "installed_core", lambda: "12.1.1.post0+sse4")
-    monkeypatch.setattr(resizer, "cpu_flags", lambda: frozenset({"sse4_1"}))
-    monkeypatch.setattr(resizer, "CORE_MODULE", "no_such_module")
-    assert resizer.resizer() == f"pillow {PIL.__version__}"
-    assert "can't be loaded" in resizer.core_problems()[0]
-
-
-@pytest.mark.usefixtures("reload_core")
-def test_names() -> None:
-    assert resizer.instruction_set("12.1.1.post0+avx2") == "avx2"
-    assert resizer.instruction_set("12.1.1.post0+sse4") == "sse4.1"
-    version = resizer.installed_core()
-    if version is None:
-        assert resizer.resizer() == f"pillow {PIL.__version__}"
-    else:
-        assert resizer.resizer().startswith(f"pillow-simd {version.partition('+')[0]} (")
+@pytest.mark.quick
+def test_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    version = SimdVersion("12.1.1.post0", "avx2", "c1a2b3c4")
+    assert str(version) == "12.1.1.post0+avx2.c1a2b3c4"
+    assert version.cpu_flag == "avx2"
+    monkeypatch.setattr("importlib.metadata.version", lambda name: str(version))
+    assert installed_simd() == version
 
 
 @pytest.mark.quick

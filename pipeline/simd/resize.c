@@ -1,0 +1,188 @@
+/* pillow-simd's 8-bit resize as one plain C function, without PIL around it.
+
+Coefficients and convolutions are pillow-simd's own code, which is included from its source, in its order, so the
+pixels are those of its Image.resize(size, resample, box). What is ours is around them: packed RGB is read in place
+(a quarter less memory than PIL's four bytes a pixel), a few rows at a time are widened to four bytes where the
+convolution wants them, and each finished row is packed while it is in the cache, straight into the caller's array.
+
+Built by pipeline/install_resizer.py, called through ctypes by pipeline/resizer.py:
+    cc -O2 -mavx2 -shared -fPIC -I pillow_simd-12.1.1.post0/src/libImaging -I pipeline/simd resize.c -o resize.so -lm
+*/
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "Resample.c"
+
+#define EXPORT __attribute__((visibility("default")))
+
+/* Called by precompute_coeffs where memory is short; its caller sees the result, 0. */
+void *
+ImagingError_MemoryError(void) {
+    return NULL;
+}
+
+/* The instruction set that the convolutions were compiled for. */
+EXPORT const char *
+simd_resize_instructions(void) {
+#if defined(__AVX2__)
+    return "avx2";
+#else
+    return "sse4";
+#endif
+}
+
+/* Bytes of scratch memory for one call of simd_resize. */
+EXPORT size_t
+simd_resize_scratch(int width, int height, int out_width) {
+    return (size_t)height * sizeof(INT32 *) + ((size_t)out_width + 4 * (size_t)width + (size_t)height * out_width) * 4;
+}
+
+/* `pixels` of three bytes to four; the fourth is 0. Reads and writes nothing beyond them. */
+static void
+widen(uint8_t *out, const uint8_t *in, int pixels) {
+    const __m128i order = _mm_set_epi8(-1, 11, 10, 9, -1, 8, 7, 6, -1, 5, 4, 3, -1, 2, 1, 0);
+    int x = 0;
+    for (; x < pixels - 5; x += 4) { /* 16 bytes are read for 12 */
+        __m128i packed = _mm_loadu_si128((const __m128i *)(in + x * 3));
+        _mm_storeu_si128((__m128i *)(out + x * 4), _mm_shuffle_epi8(packed, order));
+    }
+    for (; x < pixels; x++) {
+        out[x * 4] = in[x * 3];
+        out[x * 4 + 1] = in[x * 3 + 1];
+        out[x * 4 + 2] = in[x * 3 + 2];
+        out[x * 4 + 3] = 0;
+    }
+}
+
+/* `pixels` of four bytes to three, or to their luma (ITU-R 601-2 as PIL's convert("L")). */
+static void
+narrow(uint8_t *out, const uint8_t *in, int pixels, int channels) {
+    const __m128i order = _mm_set_epi8(-1, -1, -1, -1, 14, 13, 12, 10, 9, 8, 6, 5, 4, 2, 1, 0);
+    int x = 0;
+    if (channels == 1) {
+        for (; x < pixels; x++, in += 4) {
+            out[x] = (in[0] * 19595 + in[1] * 38470 + in[2] * 7471 + 0x8000) >> 16;
+        }
+        return;
+    }
+    for (; x < pixels - 5; x += 4) { /* 16 bytes are written for 12; the next step overwrites the rest */
+        __m128i wide = _mm_loadu_si128((const __m128i *)(in + x * 4));
+        _mm_storeu_si128((__m128i *)(out + x * 3), _mm_shuffle_epi8(wide, order));
+    }
+    for (; x < pixels; x++) {
+        memcpy(out + x * 3, in + x * 4, 3);
+    }
+}
+
+/* Resize a part of an image.
+
+pixels: height rows of width * 3 bytes. box: left, top, right, bottom, inside the image. filter: PIL's number. out:
+out_height rows of out_width * channels bytes (3 or 1), out_stride bytes apart. scratch: simd_resize_scratch bytes,
+aligned to 8. Returns 0; 1 for a filter that isn't known; 2 where memory is short. */
+EXPORT int
+simd_resize(
+    const uint8_t *pixels, int width, int height, float left, float top, float right, float bottom, int filter,
+    int out_width, int out_height, int channels, uint8_t *out, ptrdiff_t out_stride, uint8_t *scratch
+) {
+    struct filter *kernel;
+    struct ImagingMemoryInstance source = {0}; /* of the vertical pass */
+    int *bounds_x, *bounds_y, ksize_x, ksize_y, precision, y;
+    double *kk_x, *kk_y;
+    const size_t stride = (size_t)width * 3;
+    INT32 **rows = (INT32 **)scratch;        /* what the vertical pass reads */
+    UINT32 *line = (UINT32 *)(rows + height); /* one finished row */
+    UINT32 *wide = line + out_width;         /* four source rows */
+    UINT32 *temp = wide + 4 * (size_t)width; /* rows resized horizontally */
+
+    switch (filter) {
+        case IMAGING_TRANSFORM_BOX:
+            kernel = &BOX;
+            break;
+        case IMAGING_TRANSFORM_BILINEAR:
+            kernel = &BILINEAR;
+            break;
+        case IMAGING_TRANSFORM_BICUBIC:
+            kernel = &BICUBIC;
+            break;
+        case IMAGING_TRANSFORM_LANCZOS:
+            kernel = &LANCZOS;
+            break;
+        default:
+            return 1;
+    }
+    if (left == (int)left && top == (int)top && right - left == out_width && bottom - top == out_height) {
+        for (y = 0; y < out_height; y++) { /* only a cut */
+            widen((uint8_t *)line, pixels + ((size_t)top + y) * stride + (size_t)left * 3, out_width);
+            narrow(out + y * out_stride, (uint8_t *)line, out_width, channels);
+        }
+        return 0;
+    }
+
+    ksize_x = precompute_coeffs(width, left, right, out_width, kernel, &bounds_x, &kk_x);
+    if (!ksize_x) {
+        return 2;
+    }
+    ksize_y = precompute_coeffs(height, top, bottom, out_height, kernel, &bounds_y, &kk_y);
+    if (!ksize_y) {
+        free(bounds_x);
+        free(kk_x);
+        return 2;
+    }
+    const int horizontal = out_width != width || left || right != out_width;
+    const int vertical = out_height != height || top || bottom != out_height;
+    const int first_row = bounds_y[0];
+    const int num_rows = bounds_y[out_height * 2 - 2] + bounds_y[out_height * 2 - 1] - first_row;
+    /* Only these columns are widened; `wide` is addressed as if all were there. */
+    const int first = bounds_x[0];
+    const int last = bounds_x[out_width * 2 - 2] + bounds_x[out_width * 2 - 1];
+
+    for (y = 0; y < num_rows; y++) {
+        rows[y] = (INT32 *)(temp + (size_t)y * out_width);
+    }
+    source.xsize = out_width;
+    source.image32 = rows;
+    pixels += (size_t)first_row * stride;
+    if (horizontal) {
+        UINT32 *w0 = wide, *w1 = w0 + width, *w2 = w1 + width, *w3 = w2 + width;
+        precision = normalize_coeffs_8bpc(out_width, ksize_x, kk_x);
+        for (y = 0; y < num_rows - 3; y += 4) {
+            const uint8_t *in = pixels + y * stride + first * 3;
+            widen((uint8_t *)(w0 + first), in, last - first);
+            widen((uint8_t *)(w1 + first), in + stride, last - first);
+            widen((uint8_t *)(w2 + first), in + 2 * stride, last - first);
+            widen((uint8_t *)(w3 + first), in + 3 * stride, last - first);
+            ImagingResampleHorizontalConvolution8u4x(
+                (UINT32 *)rows[y], (UINT32 *)rows[y + 1], (UINT32 *)rows[y + 2], (UINT32 *)rows[y + 3], w0, w1, w2, w3,
+                out_width, bounds_x, (INT16 *)kk_x, ksize_x, precision
+            );
+        }
+        for (; y < num_rows; y++) {
+            widen((uint8_t *)(w0 + first), pixels + y * stride + first * 3, last - first);
+            ImagingResampleHorizontalConvolution8u(
+                (UINT32 *)rows[y], w0, out_width, bounds_x, (INT16 *)kk_x, ksize_x, precision
+            );
+        }
+    } else {
+        for (y = 0; y < num_rows; y++) {
+            widen((uint8_t *)rows[y], pixels + y * stride, width);
+        }
+    }
+    precision = normalize_coeffs_8bpc(out_height, ksize_y, kk_y);
+    for (y = 0; y < out_height; y++) {
+        uint8_t *row = (uint8_t *)rows[vertical ? 0 : y];
+        if (vertical) {
+            row = (uint8_t *)line;
+            ImagingResampleVerticalConvolution8u(
+                line, &source, bounds_y[y * 2] - first_row, bounds_y[y * 2 + 1], (INT16 *)kk_y + y * ksize_y, precision
+            );
+        }
+        narrow(out + y * out_stride, row, out_width, channels);
+    }
+    free(bounds_x);
+    free(kk_x);
+    free(bounds_y);
+    free(kk_y);
+    return 0;
+}
