@@ -25,6 +25,7 @@ from trainer.config import Config
 from trainer.loader import Loader
 from trainer.metrics import Metrics, peak_memory_bytes
 from trainer.models import load_weights
+from trainer.provenance import record_start
 from trainer.ranks import Ranks, from_rank_0, gather
 from trainer.session import Session, learning_rate, make_optimizer
 from trainer.watch import BROKEN, GO, STOP, LossWatch, Signals, Stopped
@@ -95,6 +96,13 @@ def train(config: Config, ranks: Ranks, device: torch.device, say: Callable[[str
         if folder:
             header = "# The run's config; usable with --config.\n"
             write_bytes(out / "config.yaml", (header + yaml.safe_dump(asdict(config), sort_keys=False)).encode())
+            record_start(
+                out,
+                step=run.state.step,
+                world_size=ranks.world_size,
+                global_batch=run.batching.global_batch,
+                device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+            )
             metrics = Metrics(out, run.state.epoch, run.state.step, run.total_steps, say)
             stack.callback(metrics.close)
             run.folder, run.metrics = folder, metrics

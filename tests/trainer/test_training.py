@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import torch
 import torchvision
 from stores import make_store
-from training_runs import metrics, quadrant_images, quadrant_store, refusal, run_here
+from training_runs import flags, metrics, quadrant_images, quadrant_store, refusal, run_here
 
 from trainer import evaluation, main, watch
 from trainer.checkpoint import read_checkpoint
@@ -91,7 +92,7 @@ def test_a_run_learns_and_writes_what_it_promises(
     assert lines[-1]["val_top5"] == 1.0
     assert 0 <= lines[-1]["data_wait_share"] <= 1
     names = set(os.listdir(out))
-    assert names >= {"config.yaml", "metrics.jsonl", "last.pt", "previous.pt", "best.pt", "trace.json"}
+    assert names >= {"config.yaml", "metrics.jsonl", "starts.jsonl", "last.pt", "previous.pt", "best.pt", "trace.json"}
     assert any(name.startswith("events.out.tfevents") for name in names)
     draw_curves(out / "curves.png", lines)
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
@@ -206,9 +207,11 @@ def test_options_train(store: Path, tmp_path: Path, fields: dict[str, Any]) -> N
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fields", [{}, {"ema": 0.9, "compile": True}], ids=["plain", "ema-compiled"])
-def test_best_weights_load_strictly_into_torchvision(store: Path, tmp_path: Path, fields: dict[str, Any]) -> None:
+def test_best_weights_load_strictly_into_torchvision(
+    store: Path, tmp_path: Path, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))  # without minutes of C++
     assert run_here(data=store, out=tmp_path, model="resnet18", epochs=1, global_batch=64, **fields) == 0
     for weights in (torch.load(tmp_path / "best.pt"), checkpoint(tmp_path)["model"]):
         torchvision.models.resnet18(num_classes=4).load_state_dict(weights, strict=True)
@@ -341,3 +344,25 @@ def test_numpy_is_not_in_checkpoints(store: Path, whole: Path) -> None:
             walk(item)
 
     walk(checkpoint(whole))
+
+
+RECIPES = sorted((Path(__file__).parents[2] / "trainer" / "recipes").glob("*.yaml"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_recipes_run_their_first_steps(recipe: Path, tmp_path: Path) -> None:
+    text = recipe.read_text()
+    imagenet = "ImageNet," in text
+    progressive = "stages:" in text
+    for size in (160, 192, 224, 256) if progressive else (256 if imagenet else 32,):
+        images, labels = quadrant_images(8, size)
+        make_store(tmp_path / f"s-{size}.zarr", {"train": (images, labels), "val": (images[:3], labels[:3])})
+    data = tmp_path / ("s-{size}.zarr" if progressive else f"s-{size}.zarr")
+    fields = {"config": recipe, "data": data, "out": tmp_path / "run", "global_batch": 4, "batch_size": 2}
+    epochs = 2 if progressive else 1
+    if progressive:
+        fields["stages"] = "[{epoch: 0, size: 160, crop: 128}, {epoch: 1, size: 192, crop: 160}]"
+    args = flags(**fields, epochs=epochs, warmup_epochs=0, compile=False, device="cpu")
+    assert main.main(args) == 0
+    assert metrics(tmp_path / "run")[-1]["step"] == 2 * epochs
