@@ -36,6 +36,7 @@ simd_resize_instructions(void) {
 /* Bytes of scratch memory for one call of simd_resize. */
 EXPORT size_t
 simd_resize_scratch(int width, int height, int out_width) {
+    /* the filter may span all rows */
     return (size_t)height * sizeof(INT32 *) + ((size_t)out_width + 4 * (size_t)width + (size_t)height * out_width) * 4;
 }
 
@@ -88,13 +89,13 @@ simd_resize(
 ) {
     struct filter *kernel;
     struct ImagingMemoryInstance source = {0}; /* of the vertical pass */
-    int *bounds_x, *bounds_y, ksize_x, ksize_y, precision, y;
+    int *bounds_x, *bounds_y, ksize_x, ksize_y, y;
     double *kk_x, *kk_y;
     const size_t stride = (size_t)width * 3;
     INT32 **rows = (INT32 **)scratch;        /* what the vertical pass reads */
     UINT32 *line = (UINT32 *)(rows + height); /* one finished row */
     UINT32 *wide = line + out_width;         /* four source rows */
-    UINT32 *temp = wide + 4 * (size_t)width; /* rows resized horizontally */
+    UINT32 *temp = wide + 4 * (size_t)width; /* a ring of rows, resized horizontally */
 
     switch (filter) {
         case IMAGING_TRANSFORM_BOX:
@@ -138,44 +139,50 @@ simd_resize(
     const int first = bounds_x[0];
     const int last = bounds_x[out_width * 2 - 2] + bounds_x[out_width * 2 - 1];
 
+    /* The vertical pass follows the horizontal one closely, so that all between them stays in the nearest cache: a ring
+    of as many rows as the vertical filter spans, and the up to four that are made at once. */
+    const int ring = num_rows < ksize_y + 4 ? num_rows : ksize_y + 4;
     for (y = 0; y < num_rows; y++) {
-        rows[y] = (INT32 *)(temp + (size_t)y * out_width);
+        rows[y] = (INT32 *)(temp + (size_t)(y % ring) * out_width);
     }
     source.xsize = out_width;
     source.image32 = rows;
     pixels += (size_t)first_row * stride;
-    if (horizontal) {
-        UINT32 *w0 = wide, *w1 = w0 + width, *w2 = w1 + width, *w3 = w2 + width;
-        precision = normalize_coeffs_8bpc(out_width, ksize_x, kk_x);
-        for (y = 0; y < num_rows - 3; y += 4) {
-            const uint8_t *in = pixels + y * stride + first * 3;
-            widen((uint8_t *)(w0 + first), in, last - first);
-            widen((uint8_t *)(w1 + first), in + stride, last - first);
-            widen((uint8_t *)(w2 + first), in + 2 * stride, last - first);
-            widen((uint8_t *)(w3 + first), in + 3 * stride, last - first);
-            ImagingResampleHorizontalConvolution8u4x(
-                (UINT32 *)rows[y], (UINT32 *)rows[y + 1], (UINT32 *)rows[y + 2], (UINT32 *)rows[y + 3], w0, w1, w2, w3,
-                out_width, bounds_x, (INT16 *)kk_x, ksize_x, precision
-            );
-        }
-        for (; y < num_rows; y++) {
-            widen((uint8_t *)(w0 + first), pixels + y * stride + first * 3, last - first);
-            ImagingResampleHorizontalConvolution8u(
-                (UINT32 *)rows[y], w0, out_width, bounds_x, (INT16 *)kk_x, ksize_x, precision
-            );
-        }
-    } else {
-        for (y = 0; y < num_rows; y++) {
-            widen((uint8_t *)rows[y], pixels + y * stride, width);
-        }
-    }
-    precision = normalize_coeffs_8bpc(out_height, ksize_y, kk_y);
+    const int precision_x = normalize_coeffs_8bpc(out_width, ksize_x, kk_x);
+    const int precision_y = normalize_coeffs_8bpc(out_height, ksize_y, kk_y);
+    UINT32 *w0 = wide, *w1 = w0 + width, *w2 = w1 + width, *w3 = w2 + width;
+    int made = 0;
     for (y = 0; y < out_height; y++) {
-        uint8_t *row = (uint8_t *)rows[vertical ? 0 : y];
+        const int top_row = vertical ? bounds_y[y * 2] - first_row : y;
+        const int count = vertical ? bounds_y[y * 2 + 1] : 1;
+        while (made < top_row + count) {
+            const uint8_t *in = pixels + made * stride + first * 3;
+            if (!horizontal) {
+                widen((uint8_t *)rows[made], pixels + made * stride, width);
+                made += 1;
+            } else if (made + 4 <= num_rows) {
+                widen((uint8_t *)(w0 + first), in, last - first);
+                widen((uint8_t *)(w1 + first), in + stride, last - first);
+                widen((uint8_t *)(w2 + first), in + 2 * stride, last - first);
+                widen((uint8_t *)(w3 + first), in + 3 * stride, last - first);
+                ImagingResampleHorizontalConvolution8u4x(
+                    (UINT32 *)rows[made], (UINT32 *)rows[made + 1], (UINT32 *)rows[made + 2], (UINT32 *)rows[made + 3],
+                    w0, w1, w2, w3, out_width, bounds_x, (INT16 *)kk_x, ksize_x, precision_x
+                );
+                made += 4;
+            } else {
+                widen((uint8_t *)(w0 + first), in, last - first);
+                ImagingResampleHorizontalConvolution8u(
+                    (UINT32 *)rows[made], w0, out_width, bounds_x, (INT16 *)kk_x, ksize_x, precision_x
+                );
+                made += 1;
+            }
+        }
+        uint8_t *row = (uint8_t *)rows[top_row];
         if (vertical) {
             row = (uint8_t *)line;
             ImagingResampleVerticalConvolution8u(
-                line, &source, bounds_y[y * 2] - first_row, bounds_y[y * 2 + 1], (INT16 *)kk_y + y * ksize_y, precision
+                line, &source, top_row, count, (INT16 *)kk_y + y * ksize_y, precision_y
             );
         }
         narrow(out + y * out_stride, row, out_width, channels);
