@@ -1,6 +1,6 @@
 """Loading speed beside other loaders: same images, same output (uint8 batches of 256 x 224 x 224 x 3), same run.
 
-    python tests/bench/loading.py [--images 20480] [--dir FOLDER] [--peers NAME ...] [--json]
+    python -m tests.bench.loading [--images 20480] [--dir FOLDER] [--peers NAME ...] [--json]
 
 Makes photograph-like 256 px images (4 GB, and as much again for one peer at a time) and measures each loader in steady
 state, warm, in random order with random crops: whole epochs for `--seconds`, after a first epoch that isn't counted.
@@ -16,7 +16,7 @@ of their own that looks into this one, and install without dependencies:
         lightning-utilities torchdata boto3 botocore s3transfer jmespath
     pip install --no-deps --no-build-isolation --target /tmp/peers/lib/python3.11/site-packages ffcv fastargs \\
         terminaltables pytorch-pfn-extras assertpy imgcat opencv-python-headless
-    /tmp/peers/bin/python tests/bench/loading.py
+    /tmp/peers/bin/python -m tests.bench.loading
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from peers import BATCH, CROP, PEERS, Images
-from synthetic import random_store
 
 from pipeline.machine import describe, run_threads
+from tests.bench.peers import BATCH, CROP, PEERS, Images
+from tests.bench.synthetic import random_store
 from trainer.dataset import RankPartitionedDataset
 from trainer.kernel import aligned_empty, copy_crops
 from trainer.loader import Loader
@@ -97,7 +97,7 @@ def compare(folder: Path, num_images: int, seconds: float, peers: list[str]) -> 
             skipped[name] = f"not installed ({error.name or error})"
     medians = {name: statistics.median(measured) for name, measured in rates.items()}
     return {
-        "command": f"python tests/bench/loading.py --images {num_images} --seconds {seconds:g}",
+        "command": f"python -m tests.bench.loading --images {num_images} --seconds {seconds:g}",
         "machine": describe(),
         "images_per_second": medians,
         "ours_over": {name: medians[OURS] / rate for name, rate in medians.items()},
