@@ -18,7 +18,7 @@ from trainer.dataset import RankPartitionedDataset
 from trainer.evaluation import evaluate
 from trainer.loader import Loader
 from trainer.models import build_model, check_size, load_weights, parameter_groups, read_weights, use_sync_bn
-from trainer.ranks import Ranks
+from trainer.ranks import Ranks, from_rank_0
 
 LARGEST_MICRO_BATCH = 256
 """Samples per rank and micro-step where the user doesn't say: what ResNet-50 at 224 px fits into 40 GB with bf16."""
@@ -57,7 +57,7 @@ class Session:
 
     Attributes:
         model: the bare module on its device, channels_last, with --weights loaded.
-        val: the val split's Dataset; None where the store has none.
+        val: the Dataset of the split val, or of a labelled test where there is no val; None where there is neither.
 
     Raises:
         UsageError, StoreError: anything that can't work, before any training.
@@ -74,8 +74,13 @@ class Session:
         self.class_ids = store.class_ids
         crop = config.eval_crop or last.crop
         self.val: RankPartitionedDataset | None = None
-        if "val" in store or config.eval_only:
-            self.val = RankPartitionedDataset(store, "val", rank=ranks.rank, world_size=ranks.world_size, crop=crop)
+        # torchvision calls its second split test; ImageNet's test split has no labels
+        labelled_test = "test" in store and UNLABELLED not in store["test"].labels
+        split = "test" if labelled_test and "val" not in store else "val"
+        if split in store or config.eval_only:
+            self.val = RankPartitionedDataset(
+                store, split, rank=ranks.rank, world_size=ranks.world_size, crop=crop, train=False
+            )
         else:
             say(f"{store.path} has no split val: training without evaluation")
         if config.normalize == "imagenet":
@@ -83,11 +88,13 @@ class Session:
         else:
             self.pixels = Pixels(config, store["train"].mean, store["train"].std, device)
         self.amp = config.amp if config.amp is not None else device.type != "cpu"
+        torch.backends.cudnn.benchmark = True
         torch.manual_seed(config.seed)
         model = build_model(config.model, len(self.class_ids), crop or int(store.geometry["size"]))
         if config.weights:
-            state, flag = read_weights(config.weights, config.model), f"--weights {config.weights}"
-            head = load_weights(model, state, flag, new_head=not config.eval_only)
+            # rank 0 alone reads, or downloads
+            state = from_rank_0(read_weights(config.weights, config.model) if ranks.rank == 0 else None, ranks)
+            head = load_weights(model, state, f"--weights {config.weights}", new_head=not config.eval_only)
             say(f"weights from {config.weights}" + (f"; new head: {', '.join(head)}" if head else ""))
         if config.sync_bn and ranks.world_size > 1:
             model = use_sync_bn(model, device)

@@ -78,12 +78,14 @@ def train(config: Config, ranks: Ranks, device: torch.device, say: Callable[[str
     """
     session = Session(config, ranks, device, say)
     out = Path(config.out or f"runs/{Path(config.store_path(session.stages[-1].size)).stem}-{config.model}")
-    with contextlib.ExitStack() as stack, Signals() as signals:
+    with contextlib.ExitStack() as stack:
         folder = RunFolder(out, wait_seconds=config.timeout / 2) if ranks.rank == 0 else None  # rank 0 alone writes
         if folder:
             stack.callback(folder.close)
         found = from_rank_0(folder and folder.find(config.resume), ranks)
-        run = Run(session, found, signals, say)
+        run = Run(session, found, say)
+        for loader in run.loaders:
+            stack.callback(loader.close)
         say(
             f"{config.model}: {sum(p.numel() for p in run.raw.parameters()):,} parameters, "
             f"{len(session.class_ids):,} classes; {ranks.world_size} x {device.type}; output in {out}"
@@ -108,7 +110,8 @@ def train(config: Config, ranks: Ranks, device: torch.device, say: Callable[[str
             run.folder, run.metrics = folder, metrics
             if config.profile:
                 run.profiler = stack.enter_context(_profiler(out))
-        run.fit()
+        with run.signals:
+            run.fit()
         say(f"done: best top-1 {run.state.best:.2%}; weights in {out}/best.pt, curves in {out}/curves.png")
 
 
@@ -119,16 +122,10 @@ class Run:
     metrics: Metrics | None = None
     profiler: torch.profiler.profile | None = None
 
-    def __init__(
-        self,
-        session: Session,
-        found: tuple[Path, dict[str, Any]] | None,
-        signals: Signals,
-        say: Callable[[str], None],
-    ) -> None:
+    def __init__(self, session: Session, found: tuple[Path, dict[str, Any]] | None, say: Callable[[str], None]) -> None:
         config, ranks, device = session.config, session.ranks, session.device
         self.config, self.session, self.ranks, self.device = config, session, ranks, device
-        self.signals, self.say, self.state = signals, say, State()
+        self.signals, self.say, self.state = Signals(), say, State()
         self.loaders, self.batching, self.raw = session.loaders(), session.batching, session.model
         self.loader = self.loaders[0]
         self.steps_per_epoch = self.loader.data.num_samples // self.batching.global_batch
@@ -147,7 +144,7 @@ class Run:
         if ranks.world_size > 1:
             ids = None if device.type == "cpu" else [device.index]
             self.ddp = DistributedDataParallel(self.module, device_ids=ids, gradient_as_bucket_view=True)
-        self.watch = LossWatch(ranks, signals, self._name_samples)
+        self.watch = LossWatch(ranks, self.signals, self._name_samples)
 
     def _restore(self, path: Path, saved: dict[str, Any]) -> None:
         source, before, state = f"--resume {path}", saved["config"], self.state
