@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from pipeline.errors import UsageError
-from pipeline.store import open_store
+from pipeline.store import UNLABELLED, open_store
 from trainer.augment import IMAGENET_MEAN, IMAGENET_STD, Pixels
 from trainer.config import Config, Stage
 from trainer.dataset import RankPartitionedDataset

@@ -250,6 +250,17 @@ def test_a_store_without_val(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert (tmp_path / "run" / "best.pt").exists()
 
 
+@pytest.mark.parametrize("labelled", [True, False])
+def test_a_labelled_test_split_serves_where_there_is_no_val(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], labelled: bool
+) -> None:
+    images, labels = quadrant_images(37, seed=2)
+    splits = {"train": quadrant_images(130, seed=1), "test": (images, labels if labelled else labels * 0 - 2)}
+    make_store(tmp_path / "a.zarr", splits, class_ids=["a", "b", "c", "d"])
+    assert run_here(data=tmp_path / "a.zarr", out=tmp_path / "run", epochs=1, warmup_epochs=0) == 0
+    assert ("no split val" in capsys.readouterr().out) == (not labelled)
+
+
 def test_a_loss_that_is_not_finite_stops_with_step_and_keys(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
