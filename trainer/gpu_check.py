@@ -7,6 +7,7 @@ loader, and prints both. Exits with 1 where the loader's rate is below `threshol
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 import time
@@ -94,11 +95,11 @@ def check(
         The exit code: 0, or 1 where a ratio is below the threshold.
     """
     target = Ranks().device(device)
+    torch.backends.cudnn.benchmark = True
     config = Config("", model=model, crop=crop, device=device)
     network = build_model(model, 1000, crop).train().to(target).to(memory_format=torch.channels_last)
     optimizer = make_optimizer(config, network)
-    if compile:
-        network.compile()
+    forward = torch.compile(network, dynamic=False) if compile else network
     pixels = {name: Pixels(Config("", augment=name), [0.5] * 3, [0.25] * 3, target) for name in ("crop", "rrc")}
 
     def measure(source: Synthetic | Loader, augment: str = "crop") -> tuple[float, float]:
@@ -119,7 +120,7 @@ def check(
                 return steps * batch_size / seconds, (source.wait_seconds - waited) / seconds
             x = pixels[augment].training(batch, source.indices, 0, crop)
             with torch.autocast(target.type, torch.bfloat16, enabled=target.type != "cpu"):
-                logits = network(x)
+                logits = forward(x)
             F.cross_entropy(logits.float(), labels).backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -184,8 +185,9 @@ def _say(line: str) -> None:
 
 def main() -> int:
     """The command line; returns the exit code."""
+    args = [re.sub("^--[a-z-]+", lambda flag: "--" + flag[0][2:].replace("-", "_"), arg) for arg in sys.argv[1:]]
     try:
-        return auto_cli(check, as_positional=False)
+        return auto_cli(check, args=args, as_positional=False)
     except Error as error:
         sys.stderr.write(f"gpu-check: {error}\n")
         return error.exit_code

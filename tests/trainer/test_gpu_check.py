@@ -8,7 +8,7 @@ import pytest
 
 from trainer import gpu_check
 
-SMALL = ["--model=resnet_small", "--size=16", "--crop=12", "--batch_size=8", "--images=40", "--steps=3"]
+SMALL = ["--model=resnet_small", "--size=16", "--crop=12", "--batch-size=8", "--images=40", "--steps=3"]
 
 
 @pytest.mark.parametrize(
