@@ -39,6 +39,9 @@ class Batching:
         Raises:
             UsageError: numbers that don't divide.
         """
+        if config.eval_only:
+            size = config.batch_size or LARGEST_MICRO_BATCH
+            return cls(size * world_size, size, 1)
         total = config.global_batch or (config.batch_size * world_size if config.batch_size else 256)
         if total % world_size:
             raise UsageError(f"--global-batch {total}: not divisible by {world_size} ranks; choose a multiple")

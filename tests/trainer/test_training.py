@@ -18,8 +18,9 @@ from training_runs import flags, metrics, quadrant_images, quadrant_store, refus
 
 from trainer import evaluation, main, watch
 from trainer.checkpoint import read_checkpoint
+from trainer.config import Config
 from trainer.metrics import draw_curves
-from trainer.session import learning_rate
+from trainer.session import Batching, learning_rate
 from trainer.watch import LossWatch
 
 
@@ -268,6 +269,23 @@ def test_a_loss_that_is_not_finite_stops_with_step_and_keys(
     assert "not finite at step" in line
     assert "train/0" in line
     assert not (tmp_path / "last.pt").exists()
+
+
+@pytest.mark.parametrize(
+    ("fields", "world_size", "wanted"),
+    [
+        ({}, 1, (256, 256, 1)),
+        ({"global_batch": 1024}, 8, (1024, 128, 1)),
+        ({"global_batch": 1024}, 1, (1024, 256, 4)),
+        ({"global_batch": 6 * 257}, 2, (6 * 257, 3, 257)),
+        ({"batch_size": 32}, 4, (128, 32, 1)),
+        ({"global_batch": 96, "batch_size": 8}, 3, (96, 8, 4)),
+        ({"eval_only": True, "weights": "w.pt"}, 3, (768, 256, 1)),
+    ],
+)
+def test_batch_sizes(fields: dict[str, Any], world_size: int, wanted: tuple[int, int, int]) -> None:
+    chosen = Batching.choose(Config("s", **fields), world_size)
+    assert (chosen.global_batch, chosen.batch_size, chosen.accumulation) == wanted
 
 
 def test_learning_rate_schedule() -> None:
