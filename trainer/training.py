@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -112,7 +113,8 @@ def train(config: Config, ranks: Ranks, device: torch.device, say: Callable[[str
                 run.profiler = stack.enter_context(_profiler(out))
         with run.signals:
             run.fit()
-        say(f"done: best top-1 {run.state.best:.2%}; weights in {out}/best.pt, curves in {out}/curves.png")
+        best = "" if math.isnan(run.state.best) else f"best top-1 {run.state.best:.2%}; "
+        say(f"done: {best}weights in {out}/best.pt, curves in {out}/curves.png")
 
 
 class Run:
@@ -299,9 +301,11 @@ class Run:
                 self.folder.save_best(self.evaluated.state_dict())
         if self.metrics:
             self.metrics.epoch(line)
+        evaluated = ""
+        if self.session.val:
+            evaluated = f", val loss {line['val_loss']:.4f}, top-1 {line['val_top1']:.2%}, top-5 {line['val_top5']:.2%}"
         self.say(
-            f"epoch {line['epoch']}/{self.config.epochs}: train loss {line['train_loss']:.4f}, "
-            f"val loss {line['val_loss']:.4f}, top-1 {line['val_top1']:.2%}, top-5 {line['val_top5']:.2%}; "
+            f"epoch {line['epoch']}/{self.config.epochs}: train loss {line['train_loss']:.4f}{evaluated}; "
             f"{line['images_per_second']:,.0f} images/s, data wait {line['data_wait_share']:.1%}, "
             f"peak memory {line['peak_memory_bytes'] / 1e9:.2f} GB"
         )
