@@ -93,11 +93,8 @@ def imagefolder(images: Images, labels: np.ndarray, folder: Path, workers: int) 
 def _ffcv(images: Images, labels: np.ndarray, folder: Path, workers: int, resized: bool) -> Epoch:
     from ffcv.fields import IntField, RGBImageField
     from ffcv.fields.basics import IntDecoder
-    from ffcv.fields.rgb_image import RandomResizedCropRGBImageDecoder, SimpleRGBImageDecoder
+    from ffcv.fields.rgb_image import RandomResizedCropRGBImageDecoder
     from ffcv.loader import Loader, OrderOption
-    from ffcv.pipeline.allocation_query import AllocationQuery
-    from ffcv.pipeline.compiler import Compiler
-    from ffcv.pipeline.operation import Operation
     from ffcv.transforms import ToTensor
     from ffcv.writer import DatasetWriter
 
@@ -108,35 +105,15 @@ def _ffcv(images: Images, labels: np.ndarray, folder: Path, workers: int, resize
         def __getitem__(self, i: int) -> tuple[np.ndarray, int]:
             return np.ascontiguousarray(images[i]), int(labels[i])
 
-    class RandomCrop(Operation):
-        """FFCV has no crop without resizing; this is the shortest one."""
-
-        def generate_code(self) -> Callable[..., np.ndarray]:
-            parallel = Compiler.get_iterator()
-            room = images.shape[1] - CROP
-
-            def crop(batch: np.ndarray, out: np.ndarray) -> np.ndarray:
-                for i in parallel(batch.shape[0]):
-                    top, left = np.random.randint(0, room + 1), np.random.randint(0, room + 1)
-                    out[i] = batch[i, top : top + CROP, left : left + CROP]
-                return out
-
-            crop.is_parallel = True  # type: ignore[attr-defined]
-            return crop
-
-        def declare_state_and_memory(self, previous: Any) -> tuple[Any, Any]:
-            from dataclasses import replace
-
-            shape = (CROP, CROP, 3)
-            return replace(previous, shape=shape), AllocationQuery(shape, np.dtype("uint8"))
-
     path = folder / "images.beton"
     if not path.exists():
         writer = DatasetWriter(
             str(path), {"image": RGBImageField(write_mode="raw"), "label": IntField()}, num_workers=workers
         )
         writer.from_indexed_dataset(Samples(), shuffle_indices=False)
-    decode = [RandomResizedCropRGBImageDecoder((CROP, CROP))] if resized else [SimpleRGBImageDecoder(), RandomCrop()]
+    # FFCV crops only while it resizes. A fixed area makes it crop CROP x CROP pixels and "resize" them to that size.
+    same = {"scale": ((CROP / images.shape[1]) ** 2,) * 2, "ratio": (1.0, 1.0)}
+    decode = RandomResizedCropRGBImageDecoder((CROP, CROP), **({} if resized else same))
     loader = Loader(
         str(path),
         batch_size=BATCH,
@@ -144,7 +121,7 @@ def _ffcv(images: Images, labels: np.ndarray, folder: Path, workers: int, resize
         order=OrderOption.RANDOM,
         os_cache=True,
         drop_last=True,
-        pipelines={"image": [*decode, ToTensor()], "label": [IntDecoder(), ToTensor()]},
+        pipelines={"image": [decode, ToTensor()], "label": [IntDecoder(), ToTensor()]},
     )
     return lambda: loader
 
