@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import zipfile
@@ -21,14 +22,14 @@ except ImportError:  # Windows has no flock: two runs into one folder aren't not
     fcntl = None  # type: ignore[assignment]
 
 FORMAT = 1
-LAST, PREVIOUS, BEST = "last.pt", "previous.pt", "best.pt"
+LAST, PREVIOUS, BEST, LOCK = "last.pt", "previous.pt", "best.pt", "lock"
 
 
 class RunFolder:
     """The folder `--out`, held by one live run at a time.
 
     Attributes:
-        path: the folder, which is made.
+        path: the folder, which is made, and removed again by `close` if nothing was written into it.
         restarted: torchrun started this run in place of one that it ended: after a failure, or because machines
             came or went (then the job that last held the folder is this one).
 
@@ -41,9 +42,10 @@ class RunFolder:
 
     def __init__(self, path: Path, wait_seconds: float = 0.0) -> None:
         self.path = path
+        self._made = not path.exists()
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._lock: IO[str] = open(path / "lock", "a+")  # noqa: SIM115 - held until `close`
+            self._lock: IO[str] = open(path / LOCK, "a+")  # noqa: SIM115 - held until `close`
             self._lock.seek(0)
             holder = self._lock.read()
         except OSError as error:
@@ -71,6 +73,11 @@ class RunFolder:
         return True
 
     def close(self) -> None:
+        """Let go of the folder; harmless when repeated."""
+        with contextlib.suppress(OSError):
+            if self._made and not self._lock.closed and os.listdir(self.path) == [LOCK]:  # refused before it began
+                (self.path / LOCK).unlink()
+                self.path.rmdir()
         self._lock.close()
 
     def find(self, resume: str | None) -> tuple[Path, dict[str, Any]] | None:

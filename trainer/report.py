@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,18 @@ from trainer.run_page import render
 from trainer.runs import load_runs
 
 
-def write_report(paths: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str] | None = None) -> Path:
+def write_report(
+    paths: Sequence[str | os.PathLike[str]],
+    out: str | os.PathLike[str] | None = None,
+    note: Callable[[str], object] = lambda line: None,
+) -> Path:
     """Write one self-contained HTML page about runs.
 
     Args:
         paths: the runs' folders.
         out: the page; by default `report.html` in the folder of a single run, `runs.html` beside the folder
             `runs` that holds several, and in the current folder where they have no folder in common.
+        note: gets a line on each folder whose run never began; it is left out.
 
     Returns:
         Path of the page.
@@ -33,7 +38,7 @@ def write_report(paths: Sequence[str | os.PathLike[str]], out: str | os.PathLike
         UsageError: a path that is no run's folder.
         Error: a broken metrics.jsonl or config.yaml, or the page can't be written.
     """
-    runs = load_runs(paths)
+    runs = load_runs(paths, note)
     path = Path(out) if out is not None else default_path([run.folder for run in runs])
     if path.is_dir():
         raise UsageError(f"{path}: is a folder; give --out the name of a file, such as {path / 'report.html'}")
@@ -75,7 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         args = parser.parse_args(arguments)
-        sys.stdout.write(f"{write_report(args.runs, args.out)}\n")
+        path = write_report(args.runs, args.out, lambda line: sys.stderr.write(f"note: {line}\n"))
+        sys.stdout.write(f"{path}\n")
     except Error as error:
         if "--debug" in arguments:
             raise

@@ -7,7 +7,7 @@ import math
 import os
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import yaml
 
 from pipeline.errors import Error, UsageError
 
-METRICS, CONFIG, STARTS = "metrics.jsonl", "config.yaml", "starts.jsonl"
+METRICS, CONFIG, STARTS, LOCK = "metrics.jsonl", "config.yaml", "starts.jsonl", "lock"
 IDENTITY_FIELDS = frozenset({"out", "resume", "debug"})
 """Config fields that say where a run is, not what it is: they count as no difference."""
 
@@ -70,16 +70,25 @@ class Run:
         return list(dict.fromkeys(found))
 
 
-def load_runs(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
+def load_runs(paths: Sequence[str | os.PathLike[str]], note: Callable[[str], object] = lambda line: None) -> list[Run]:
     """Read the runs' folders, in the order given, each once.
 
+    Args:
+        paths: the folders.
+        note: gets a line on each folder that is left out, because its run never began.
+
     Raises:
-        UsageError: a path that is no run's folder.
+        UsageError: a path that is no run's folder, or no run that began.
         Error: a broken line or file in it.
     """
-    folders = list(dict.fromkeys(Path(os.path.abspath(path)) for path in paths))
+    folders = []
+    for folder in dict.fromkeys(Path(os.path.abspath(path)) for path in paths):
+        if (folder / LOCK).is_file() and not (folder / METRICS).is_file():
+            note(f"{folder}: left out, its run was refused or ended before it began")
+        else:
+            folders.append(folder)
     if not folders:
-        raise UsageError("no run given; give the folders of runs, such as runs/*")
+        raise UsageError("no run that began among those given; give the folders of runs, such as runs/*")
     return [_load(name, folder) for name, folder in zip(_names(folders), folders, strict=True)]
 
 

@@ -85,6 +85,12 @@ def train(config: Config, ranks: Ranks, device: torch.device, say: Callable[[str
             stack.callback(folder.close)
         found = from_rank_0(folder and folder.find(config.resume), ranks)
         run = Run(session, found, say)
+        if run.state.epoch >= config.epochs:
+            say(
+                f"{out}: finished, {run.state.epoch} of --epochs {config.epochs} are done; nothing was trained or "
+                f"changed. To go on set --epochs above {run.state.epoch}"
+            )
+            return
         for loader in run.loaders:
             stack.callback(loader.close)
         say(

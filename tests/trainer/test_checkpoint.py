@@ -93,6 +93,23 @@ def test_one_live_run_per_folder(folder: RunFolder, monkeypatch: pytest.MonkeyPa
     RunFolder(folder.path).close()
 
 
+def test_a_folder_goes_again_where_nothing_was_written(tmp_path: Path) -> None:
+    own, found = tmp_path / "own", tmp_path / "found"
+    found.mkdir()
+    for path, remains in ((own, False), (found, True)):
+        folder = RunFolder(path)
+        with pytest.raises(UsageError, match="another run is writing there"):
+            RunFolder(path)
+        assert path.is_dir()
+        folder.close()
+        folder.close()
+        assert path.exists() == remains
+    written = RunFolder(own)
+    written.save(state(1))
+    written.close()
+    assert sorted(os.listdir(own)) == [LAST, "lock"]
+
+
 def test_unwritable_folders(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="can't write there"):

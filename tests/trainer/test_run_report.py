@@ -243,6 +243,21 @@ def test_wrong_use_is_one_line(tmp_path: Path, runs: list[Path], capsys: pytest.
         assert captured.err.count("\n") == 1
 
 
+def test_runs_that_never_began_are_left_out(
+    runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused = tmp_path / "runs" / "refused"
+    refused.mkdir()
+    (refused / "lock").write_text("none")
+    assert main([*map(str, runs), str(refused)]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == f"note: {refused}: left out, its run was refused or ended before it began\n"
+    page = read_page(Path(captured.out.strip()))
+    assert [row[0] for row in page.tables()["Runs at a glance"]] == ["Run", "one", "two"]
+    assert main([str(refused)]) == 2
+    assert "no run that began among those given" in capsys.readouterr().err
+
+
 def test_command_writes_where_it_is_told(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "new" / "r.html"
     assert main([*map(str, runs), "--out", str(out)]) == 0
