@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from itertools import pairwise, zip_longest
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 from jsonargparse import (
@@ -19,6 +19,7 @@ from jsonargparse import (
     set_parsing_settings,
 )
 
+from pipeline import __version__
 from pipeline.errors import UsageError
 
 EXAMPLES = """examples:
@@ -27,6 +28,9 @@ EXAMPLES = """examples:
   torchrun --nproc-per-node=2 trainer/main.py --config runs/own/config.yaml --resume auto      # go on, on two ranks
   python trainer/main.py --data data/own-64.zarr --model resnet18 --weights runs/own/best.pt --eval-only
 Any flag may stand in the YAML file, with underscores or dashes; flags after --config override it."""
+
+KINDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
+"""Types of fields in words."""
 
 
 @dataclass(frozen=True)
@@ -148,8 +152,13 @@ class Config:
         check("warmup_epochs", 0 <= self.warmup_epochs < self.epochs, f"at least 0 and below --epochs {self.epochs}")
         check("nesterov", not self.nesterov or self.momentum > 0, "false without --momentum")
         starts = [stage.epoch for stage in self.stages]
-        check("stages", starts == sorted(set(starts)) and starts[:1] in ([], [0]), "by rising epoch, the first at 0")
-        check("stages", not (self.stages and self.crop), "given without --crop: each stage has its own")
+        if starts != sorted(set(starts)) or starts[:1] not in ([], [0]):
+            raise UsageError(f"--stages at epochs {', '.join(map(str, starts))}: must rise, the first at 0")
+        if self.stages and self.crop:
+            raise UsageError(f"--crop {self.crop}: not with --stages, each of which has a crop of its own")
+        for stage in self.stages:
+            if any(pixels is not None and pixels < 1 for pixels in (stage.size, stage.crop)):
+                raise UsageError(f"--stages at epoch {stage.epoch}: size and crop must be above 0")
         if "{size}" in self.data and not (all(s.size for s in self.stages) and (self.stages or self.eval_size)):
             raise UsageError(f"--data {self.data}: {{size}} needs a size in each of the stages (or --eval-size)")
         if self.eval_only and self.weights is None:
@@ -168,6 +177,9 @@ class _Parser(ArgumentParser):
     def format_help(self, *args: Any, **kwargs: Any) -> str:
         return _dashes(super().format_help(*args, **kwargs)) + f"\n{EXAMPLES}\n"
 
+    def get_completion_script(self, *args: Any, **kwargs: Any) -> str:
+        return _dashes(super().get_completion_script(*args, **kwargs))
+
 
 def _dashes(text: str) -> str:
     return re.sub(r"--[a-z]\w*", lambda flag: flag[0].replace("_", "-"), text)
@@ -179,9 +191,15 @@ def parse(argv: Sequence[str]) -> Config:
     Raises:
         UsageError: an unknown flag or key, a wrong type or a value out of range, in one line.
     """
-    set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    set_parsing_settings(docstring_parse_attribute_docstrings=True, add_print_completion_argument=True)
     set_loader("recipe", _load_yaml, (yaml.YAMLError,))
-    parser = _Parser(prog="trainer/main.py", description=Config.__doc__, exit_on_error=False, parser_mode="recipe")
+    parser = _Parser(
+        prog="trainer/main.py",
+        description=Config.__doc__,
+        exit_on_error=False,
+        parser_mode="recipe",
+        version=__version__,
+    )
     parser.add_argument("--config", action=ActionConfigFile, help="YAML file with any of the fields below.")
     parser.add_class_arguments(Config, as_group=False)
     args = _spell(argv)
@@ -217,15 +235,23 @@ def _spell(argv: Sequence[str]) -> list[str]:
 
 
 def _explain(message: str, args: Sequence[str]) -> str:
-    """jsonargparse's message as one line that names the flag or the file, and the closest field."""
+    """jsonargparse's message as one line that names the flag or the file, what it wants, or the closest field."""
     text = " ".join(message.split())
+    types = get_type_hints(Config)
+    wrong = re.match(r"Parser key \"(\w+)\":(?:.* (?:Got|Given) value: (.*)|.*)", text)
+    if wrong and wrong[1] == "stages":
+        detail = text.partition("config.Stage': ")[2]
+        return "--stages: must be a list of {epoch: N, size: PX, crop: PX}" + (f" ({detail})" if detail else "")
+    if wrong and wrong[2]:
+        kind = types[wrong[1]]
+        wanted = " or ".join(get_args(kind)) if get_origin(kind) is Literal else KINDS[(*get_args(kind), kind)[0]]
+        return _dashes(f"--{wrong[1]} {wrong[2]}: must be {wanted}")
     text = re.sub(r"Parser key \"(\w+)\":", r"--\1:", text)
-    text = re.sub(r"<class '(\w+)'>", r"\1", text.replace("typing.", ""))
     unknown = re.search(r"^Option '(\S+)' is not accepted|unrecognized arguments: --(\w+)", text)
     if text.startswith(("Option ", "Problems parsing config", "Unexpected config")):
         both = pairwise([*args, ""])
         files = [arg.partition("=")[2] or following for arg, following in both if arg.partition("=")[0] == "--config"]
         text = f"{' or '.join(files)}: " + (f"unknown key {unknown[1]}" if unknown else text)
     word = unknown and (unknown[1] or unknown[2])
-    close = difflib.get_close_matches(word, [item.name for item in fields(Config)], 1) if word else []
+    close = difflib.get_close_matches(word, types, 1) if word else []
     return _dashes(text) + (f"; did you mean {close[0]}?" if close else "; see --help")

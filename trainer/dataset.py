@@ -87,7 +87,7 @@ class RankPartitionedDataset(torch.utils.data.Dataset[tuple[torch.Tensor, int]])
         if self.train and self.world_size > self.num_samples:
             raise UsageError(
                 f"world size {self.world_size} is larger than the {self.num_samples} samples of {split.path}; "
-                "use fewer ranks"
+                "use fewer ranks (--nproc-per-node)"
             )
         if self.crop is not None and not 1 <= self.crop <= min(height, width):
             raise UsageError(

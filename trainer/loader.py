@@ -74,7 +74,7 @@ class Loader:
         self._run: _Run | None = None
 
     def _check(self) -> None:
-        data, where = self.data, f"{self.data}"
+        data, where = self.data, self.data.split.path
         step = self.batch_size * data.world_size
         if self.batch_size < 1 or self.threads < 1:
             raise UsageError(f"batch size {self.batch_size}, threads {self.threads}: both must be at least 1")
@@ -89,8 +89,8 @@ class Loader:
             return
         if self.global_batch > data.num_samples:
             raise UsageError(
-                f"global batch {self.global_batch} (batch size {self.batch_size}, world size {data.world_size}) is "
-                f"larger than the {data.num_samples} samples of {where}: choose a smaller batch"
+                f"global batch {self.global_batch} (batch size {self.batch_size}, world size {data.world_size}): is "
+                f"larger than the {data.num_samples} samples of {where}; choose a smaller one"
             )
         unlabelled = int(np.count_nonzero(data.split.labels == UNLABELLED))
         if unlabelled:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from pipeline.errors import UsageError
-from pipeline.store import UNLABELLED, open_store
+from pipeline.store import UNLABELLED, Split, open_store
 from trainer.augment import IMAGENET_MEAN, IMAGENET_STD, Pixels
 from trainer.config import Config, Stage
 from trainer.dataset import RankPartitionedDataset
@@ -44,13 +44,15 @@ class Batching:
             return cls(size * world_size, size, 1)
         total = config.global_batch or (config.batch_size * world_size if config.batch_size else 256)
         if total % world_size:
-            raise UsageError(f"--global-batch {total}: not divisible by {world_size} ranks; choose a multiple")
+            near = max(total // world_size, 1) * world_size
+            raise UsageError(f"--global-batch {total}: not divisible by {world_size} ranks; --global-batch {near} is")
         share = total // world_size
         size = config.batch_size or max(n for n in range(1, min(share, LARGEST_MICRO_BATCH) + 1) if share % n == 0)
         if share % size:
+            near = max(n for n in range(1, min(share, size) + 1) if share % n == 0)
             raise UsageError(
-                f"--batch-size {size}: doesn't divide the {share} samples that each of {world_size} ranks takes of "
-                f"--global-batch {total}; choose a divisor"
+                f"--batch-size {size}: doesn't divide the {share} samples that a rank takes of --global-batch {total} "
+                f"(ranks: {world_size}); --batch-size {near} does"
             )
         return cls(total, size, share // size)
 
@@ -70,6 +72,7 @@ class Session:
         self.config, self.ranks, self.device = config, ranks, device
         self.batching = Batching.choose(config, ranks.world_size)
         self.stages = config.stages or [config.stage(0)]
+        self._crop_flag = "--stages: crop" if config.stages else "--crop"
         last = self.stages[-1]
         store = open_store(config.store_path(config.eval_size or last.size))
         if not store.class_ids:
@@ -81,6 +84,7 @@ class Session:
         labelled_test = "test" in store and UNLABELLED not in store["test"].labels
         split = "test" if labelled_test and "val" not in store else "val"
         if split in store or config.eval_only:
+            _check_crop("--eval-crop" if config.eval_crop else self._crop_flag, crop, store[split])
             self.val = RankPartitionedDataset(
                 store, split, rank=ranks.rank, world_size=ranks.world_size, crop=crop, train=False
             )
@@ -113,24 +117,32 @@ class Session:
         return loaders
 
     def _loader(self, stage: Stage) -> Loader:
-        config, batching = self.config, self.batching
+        config, batching, ranks = self.config, self.batching, self.ranks
+        store = open_store(config.store_path(stage.size))
+        _check_crop(self._crop_flag, stage.crop, store["train"])
         data = RankPartitionedDataset(
-            config.store_path(stage.size),
+            store,
             "train",
-            rank=self.ranks.rank,
-            world_size=self.ranks.world_size,
+            rank=ranks.rank,
+            world_size=ranks.world_size,
             seed=config.seed,
             crop=None if config.augment == "rrc" else stage.crop,
             order=config.order,
             window=config.window,
         )
         size = min(data.crop_shape[:2])
-        if config.pad >= size or (stage.crop or 0) > size:
-            raise UsageError(f"crop {stage.crop}, --pad {config.pad}: images of {data.split.path} have {size} pixels")
+        if config.pad >= size:
+            raise UsageError(f"--pad {config.pad}: must be below the {size} pixels of the images that are trained on")
         check_size(self.model, config.model, stage.crop or size)
         if len(self.class_ids) <= data.split.labels.max():
             raise UsageError(f"{data.split.path}: has other classes than the store for evaluation; convert them alike")
-        ranks = self.ranks
+        if batching.global_batch > data.num_samples:
+            share = 1 << (data.num_samples // ranks.world_size).bit_length() - 1  # of a rank; the Dataset has one each
+            also = f" --batch-size {share}" if config.batch_size and share % config.batch_size else ""
+            raise UsageError(
+                f"--global-batch {batching.global_batch}: larger than the {data.num_samples} samples of "
+                f"{data.split.path}; use --global-batch {share * ranks.world_size}{also}"
+            )
         return Loader(
             data,
             batching.batch_size,
@@ -152,6 +164,12 @@ class Session:
             )
         finally:
             loader.close()
+
+
+def _check_crop(flag: str, crop: int | None, split: Split) -> None:
+    size = min(split.image_shape[:2])
+    if crop and crop > size:
+        raise UsageError(f"{flag} {crop}: images of {split.path} are {size}x{size}; choose {size} or less")
 
 
 def make_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
 from dataclasses import asdict, fields
 from pathlib import Path
 
 import pytest
 import yaml
 
+from pipeline import __version__
 from pipeline.errors import UsageError
 from trainer.config import Config, Stage, parse
 
@@ -50,14 +54,19 @@ def test_config_yaml_round_trip(tmp_path: Path) -> None:
     [
         ([], ["data", "required"]),
         (["--data=s", "--globl-batch=3"], ["--globl-batch", "did you mean global_batch?"]),
-        (["--data=s", "--lr=fast"], ["--lr", "float", "fast"]),
-        (["--data=s", "--epochs=2.5"], ["--epochs", "int", "2.5"]),
-        (["--data=s", "--optimizer=adam"], ["--optimizer", "adamw", "adam"]),
+        (["--data=s", "--lr=fast"], ["--lr fast: must be a number"]),
+        (["--data=s", "--epochs=2.5"], ["--epochs 2.5: must be a whole number"]),
+        (["--data=s", "--optimizer=adam"], ["--optimizer adam: must be sgd or adamw"]),
         (["--data=s", "--lr=-1"], ["--lr -1", "0 or more"]),
         (["--data=s", "--lr=.nan"], ["--lr nan"]),
         (["--data=s", "--epochs=0"], ["--epochs 0", "above 0"]),
         (["--data=s", "--warmup-epochs=16"], ["--warmup-epochs 16", "below --epochs 16"]),
-        (["--data=s", "--stages=[{epoch: 1}]"], ["--stages", "first at 0"]),
+        (["--data=s", "--crop=wide"], ["--crop wide: must be a whole number"]),
+        (["--data=s", "--amp=maybe"], ["--amp maybe: must be true or false"]),
+        (["--data=s", "--stages=[{epoch: 1}]"], ["--stages at epochs 1: must rise, the first at 0"]),
+        (["--data=s", "--stages=[{epoch: 0, size: 0}]"], ["--stages at epoch 0: size and crop must be above 0"]),
+        (["--data=s", "--stages=[{epoch: 0}]", "--crop=9"], ["--crop 9: not with --stages"]),
+        (["--data=s", "--stages=[3]"], ["--stages: must be a list of {epoch: N, size: PX, crop: PX}"]),
         (["--data=s", "--stages=[{epoch: 0, pixels: 3}]"], ["--stages", "pixels"]),
         (["--data=s-{size}.zarr"], ["{size}", "stages"]),
         (["--data=s", "--eval-only"], ["--eval-only", "--weights"]),
@@ -70,6 +79,7 @@ def test_refusals_are_one_line(args: list[str], words: list[str]) -> None:
         parse(args)
     text = str(caught.value)
     assert "\n" not in text
+    assert not re.search(r"\w\(|<|typing|Union|Literal|class_path", text)  # no Python in it
     assert all(word in text for word in words), text
 
 
@@ -103,11 +113,43 @@ def test_help_explains_every_field(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.quick
+def test_version_and_completion(capsys: pytest.CaptureFixture[str]) -> None:
+    for flag, wanted in (("--version", f"trainer/main.py {__version__}\n"), ("--print-completion=jsonschema", "{")):
+        with pytest.raises(SystemExit) as caught:
+            parse([flag])
+        assert caught.value.code in (0, None)
+        output = capsys.readouterr().out
+        assert output.startswith(wanted)
+    assert "global_batch" in json.loads(output)["properties"]
+
+
+def test_completion_of_the_shell(capsys: pytest.CaptureFixture[str]) -> None:
+    """As the documentation sets it up: for torchrun's command line."""
+    pytest.importorskip("shtab")
+    with pytest.raises(SystemExit):
+        parse(["--print-completion=shtab-bash"])
+    script = capsys.readouterr().out
+    ask = "COMP_WORDS=(torchrun trainer/main.py --glob); COMP_CWORD=2; _shtab_trainer_main_py; echo ${COMPREPLY[@]}"
+    done = subprocess.run(["bash", "-c", f"{script}\n{ask}"], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["--global-batch"]
+
+
+@pytest.mark.quick
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_recipes_load(recipe: Path) -> None:
-    parse(["--config", str(recipe), "--data", "x-{size}.zarr" if "stages" in recipe.read_text() else "x.zarr"])
-    header = recipe.read_text().splitlines()[:10]
-    assert any(line.startswith(("# Measured", "# Expected")) for line in header)
+    text = recipe.read_text()
+    config = parse(["--config", str(recipe), "--data", "x-{size}.zarr" if "stages" in text else "x.zarr"])
+    header = " ".join(line.removeprefix("# ") for line in text.splitlines() if line.startswith("#"))
+    assert re.search(r"\bMeasured( on [^:]*)?: [\d.]+ %|\bExpected, not measured by us: .* after ", header)
+    assert f"--config trainer/recipes/{recipe.name} " in header
+    for stated in re.findall(r"^# ImageNet, [^,]*, (\d+) epochs", text):
+        assert int(stated) == config.epochs
+    sizes = {int(size) for size in re.findall(r"--size (\d+)", header)}
+    if config.stages:
+        assert sizes == {stage.size for stage in config.stages} | {config.eval_size}
+        words = {3: "three", 4: "four"}
+        assert f"{words[len(sizes)]} stores" in header
+        assert f"{words[len(config.stages)]} to train on" in header
 
 
 @pytest.mark.quick

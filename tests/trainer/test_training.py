@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable
 from functools import partial
@@ -13,9 +14,11 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+from folders import tree
 from stores import make_store
 from training_runs import flags, metrics, quadrant_images, quadrant_store, refusal, run_here
 
+from pipeline.errors import UsageError
 from trainer import evaluation, main, watch
 from trainer.checkpoint import read_checkpoint
 from trainer.config import Config
@@ -181,6 +184,14 @@ def test_resume_of_a_finished_run_and_a_longer_one(
     assert [line["epoch"] for line in metrics(tmp_path)] == [1, 2, 3]
 
 
+def test_a_finished_run_stays_as_it_is(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_here(data=store, out=tmp_path) == 0
+    before = tree(tmp_path)
+    assert run_here(data=store, out=tmp_path, resume="auto", lr=0.25) == 0
+    assert tree(tmp_path) == before
+    assert "2 of --epochs 2 are done; nothing was trained or changed. To go on set --epochs" in capsys.readouterr().out
+
+
 def test_accumulation_keeps_the_global_batch(store: Path, tmp_path: Path) -> None:
     """The same steps in one, two or four micro-steps; float32, so 1e-5 of rounding."""
     runs = {size: tmp_path / str(size) for size in (16, 8, 4)}
@@ -290,6 +301,21 @@ def test_batch_sizes(fields: dict[str, Any], world_size: int, wanted: tuple[int,
     assert (chosen.global_batch, chosen.batch_size, chosen.accumulation) == wanted
 
 
+@pytest.mark.parametrize(
+    ("fields", "ranks", "words"),
+    [
+        ({}, 3, "--global-batch 256: not divisible by 3 ranks; --global-batch 255 is"),
+        ({"global_batch": 2}, 4, "--global-batch 4 is"),
+        ({"global_batch": 64, "batch_size": 48}, 2, "--batch-size 48: doesn't divide the 32 samples that a rank takes"),
+        ({"global_batch": 64, "batch_size": 24}, 2, "of --global-batch 64 (ranks: 2); --batch-size 16 does"),
+    ],
+)
+def test_batch_sizes_that_do_not_fit_name_some_that_do(fields: dict[str, Any], ranks: int, words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Batching.choose(Config("s", **fields), ranks)
+    assert words in str(caught.value)
+
+
 def test_learning_rate_schedule() -> None:
     rates = [learning_rate(step, 100, 10, 2.0) for step in range(100)]
     assert rates[0] == pytest.approx(2.0 / 11)
@@ -304,13 +330,16 @@ def test_learning_rate_schedule() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"crop": 9}, ["crop 9", "8"]),
-        ({"augment": "rrc", "crop": 9}, ["crop 9", "8"]),
-        ({"eval_crop": 9}, ["crop 9", "8"]),
+        ({"crop": 9}, ["crop 9: images of", "are 8x8; choose 8 or less"]),
+        ({"crop": 9, "eval_crop": 8}, ["--crop 9: images of", "are 8x8; choose 8 or less"]),
+        ({"augment": "rrc", "crop": 9, "eval_crop": 8}, ["--crop 9: images of", "8x8"]),
+        ({"eval_crop": 9}, ["--eval-crop 9: images of", "8x8"]),
+        ({"stages": "[{epoch: 0, crop: 9}]", "eval_crop": 8}, ["--stages: crop 9: images of", "8x8"]),
         ({"pad": 8}, ["--pad 8"]),
         ({"model": "resnet_small", "crop": 6, "eval_crop": 8}, ["--model resnet_small", "6x6", "--crop"]),
         ({"model": "resnet51"}, ["--model resnet51", "resnet50"]),
-        ({"global_batch": 131}, ["131", "130 samples"]),
+        ({"global_batch": 256}, ["--global-batch 256: larger than the 130 samples", "use --global-batch 128"]),
+        ({"global_batch": 192, "batch_size": 96}, ["--global-batch 192", "--global-batch 128 --batch-size 128"]),
         ({"global_batch": 16, "batch_size": 5}, ["--batch-size 5", "--global-batch 16"]),
         ({"device": "xpu"}, ["--device xpu", "--device auto"]),
         ({"weights": "/nowhere.pt"}, ["--weights /nowhere.pt"]),
@@ -323,10 +352,12 @@ def test_learning_rate_schedule() -> None:
 def test_refusals(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], fields: dict[str, Any], words: list[str]
 ) -> None:
-    line = refusal(capsys, **{"data": store, "out": tmp_path, **fields})
+    out = tmp_path / "run"
+    line = refusal(capsys, **{"data": store, "out": out, **fields})
     assert line.startswith("trainer: ")
     assert all(word in line for word in words), line
-    assert not (tmp_path / "last.pt").exists()
+    assert not re.search(r"\w\(|<", line)  # no object's repr
+    assert not out.exists()
 
 
 def test_refused_resumes(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
