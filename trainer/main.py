@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Sequence
@@ -14,6 +15,9 @@ from trainer.config import Config, parse
 
 GRACE_SECONDS = 10.0
 """A rank other than 0 waits so long before it reports what rank 0 most likely reports too; torchrun ends it sooner."""
+
+AGENT_POLL_SECONDS, AGENT_GRACE_SECONDS = 0.5, 30.0
+"""How often a rank looks whether torchrun's agent lives, and how long it may take to end when it doesn't."""
 
 SHARED_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 """Without it a restarted group may read the ended one's addresses from the store that torchrun's agent keeps."""
@@ -34,7 +38,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _report(error, rank, debug)
 
 
+def _end_with_agent() -> None:
+    """Under torchrun, end when its agent is gone (killed: else it would end us): as on SIGTERM, with a checkpoint
+    after the step under way, and in any case after a while. Else ranks would train on and hold the run's folder."""
+    agent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == agent:
+            time.sleep(AGENT_POLL_SECONDS)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(AGENT_GRACE_SECONDS)
+        os._exit(128 + signal.SIGTERM)
+
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        threading.Thread(target=watch, name="agent-watch", daemon=True).start()
+
+
 def _run(config: Config) -> None:
+    _end_with_agent()
     # Imported here so that `--help` and a mistyped flag answer at once.
     from tqdm import tqdm
 

@@ -69,7 +69,8 @@ def build_model(name: str, num_classes: int, size: int) -> nn.Module:
     known = torchvision.models.list_models(module=torchvision.models)
     options: dict[str, Any] = {}
     if name in ("googlenet", "inception_v3"):
-        options = {"aux_logits": False, "init_weights": True}
+        # the pretrained ones want pixels scaled to -1 ... 1, and do that to ImageNet's normalisation by themselves
+        options = {"aux_logits": False, "transform_input": True, "init_weights": True}
     elif name.startswith("vit_"):
         options = {"image_size": size}
     try:

@@ -50,6 +50,13 @@ def workers(torchrun_pid: int) -> dict[int, psutil.Process]:
     return found
 
 
+def ended(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def model(out: Path) -> dict[str, torch.Tensor]:
     state = read_checkpoint(out / "last.pt")
     assert state is not None
@@ -81,6 +88,33 @@ def test_a_killed_rank_is_replaced_and_nothing_is_lost(store: Path, tmp_path: Pa
         )
     for name, value in model(tmp_path / "whole").items():
         assert torch.equal(model(out)[name], value)
+
+
+def test_ranks_end_when_torchrun_is_killed(store: Path, tmp_path: Path) -> None:
+    """With a checkpoint of the step that they were at, and without holding the folder."""
+    out = tmp_path / "run"
+    fields = {**SMALL, **FIELDS, "data": store, "epochs": 2000, "checkpoint_every": 10**6, "timeout": 60, "out": out}
+    command = [str(TORCHRUN), "--nproc-per-node=2", "trainer/main.py", *flags(**fields)]
+    with subprocess.Popen(command, cwd=ROOT, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        wait_until(lambda: epochs_done(out) >= 5)
+        ranks = workers(process.pid)
+        assert len(ranks) == 2
+        process.kill()
+        try:
+            wait_until(lambda: all(map(ended, ranks.values())), 20)
+        finally:
+            for rank in ranks.values():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    rank.kill()
+        assert process.stderr is not None
+        assert b"stopped by SIGTERM after step" in process.stderr.read()
+    state = read_checkpoint(out / "last.pt")
+    assert state is not None
+    assert state["step"] >= 8 * 5
+    done = state["step"] // 8
+    again = torchrun(2, {**fields, "epochs": done + 1, "resume": "auto"}, env=ENV)
+    assert again.returncode == 0, again.stderr
+    assert epochs_done(out) == done + 1
 
 
 def ip(*words: str) -> None:

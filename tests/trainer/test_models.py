@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 import torchvision
 from torch import nn
+from torchvision.models import regnet
 
 from pipeline.errors import UsageError
-from trainer.models import build_model, load_weights, parameter_groups, read_weights
+from trainer.models import OWN, build_model, load_weights, parameter_groups, read_weights
 
 
 @pytest.mark.parametrize("name", ["resnet_small", "resnet_small_wide", "flatten_linear", "vit_s_16", "resnet18"])
@@ -20,11 +25,66 @@ def test_logits_have_a_column_per_class(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", torchvision.models.list_models(module=torchvision.models))
-def test_every_torchvision_classifier(name: str) -> None:
-    if any(word in name for word in ("vit_h", "vit_l", "regnet_y_128gf", "convnext_large", "_l", "vgg")):
-        pytest.skip("gigabytes")
-    build_model(name, 3, 96 if name == "inception_v3" else 64)
+@pytest.mark.parametrize("name", [*torchvision.models.list_models(module=torchvision.models), *OWN])
+def test_every_model_builds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without memory, so that those of gigabytes can be made too; `build_model` runs a batch of one through it."""
+    block_widths = regnet.BlockParams.from_init_params
+
+    def on_the_cpu(*args: Any, **options: Any) -> regnet.BlockParams:  # it computes numbers of channels with tensors
+        with torch.device("cpu"):
+            return block_widths(*args, **options)
+
+    monkeypatch.setattr(regnet.BlockParams, "from_init_params", on_the_cpu)
+    with torch.device("meta"):
+        model = build_model(name, 10, 224)
+        assert model(torch.zeros(2, 3, 224, 224)).shape == (2, 10)
+
+
+SMALL = {
+    "alexnet": 64,
+    "convnext_tiny": 32,
+    "densenet121": 32,
+    "efficientnet_b0": 32,
+    "efficientnet_v2_s": 32,
+    "googlenet": 32,
+    "inception_v3": 75,
+    "maxvit_t": 224,
+    "mnasnet0_5": 32,
+    "mobilenet_v2": 32,
+    "mobilenet_v3_small": 32,
+    "regnet_y_400mf": 32,
+    "resnet18": 32,
+    "resnext50_32x4d": 32,
+    "shufflenet_v2_x0_5": 32,
+    "squeezenet1_1": 32,
+    "swin_t": 64,
+    "swin_v2_t": 64,
+    "vgg11": 32,
+    "vit_b_16": 32,
+    "wide_resnet50_2": 32,
+    **dict.fromkeys(OWN, 32),
+}
+"""The smallest model of each family -> a size of images."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL)
+def test_a_step_of_each_family(name: str) -> None:
+    """Train mode gives logits alone (no auxiliary heads), and every parameter gets a gradient."""
+    torch.manual_seed(0)
+    size = SMALL[name]
+    model = build_model(name, 10, size).train()
+    logits = model(torch.randn(2, 3, size, size))
+    assert logits.shape == (2, 10)
+    F.cross_entropy(logits, torch.tensor([3, 4])).backward()
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+def test_families_are_complete() -> None:
+    def families(names: Iterable[str]) -> set[str]:
+        return {match[0] for name in names if (match := re.match("[a-z]+(_v[23])?", name))}
+
+    assert families(torchvision.models.list_models(module=torchvision.models)) <= families(SMALL)
 
 
 def test_timm_by_name() -> None:
