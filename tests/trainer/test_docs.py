@@ -1,0 +1,78 @@
+"""What docs/training.md and docs/loading.md show and state is so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from folders import make_folder
+from test_readme import ROOT, blocks, run
+from training_runs import run_here
+
+from pipeline import convert, open_store
+from trainer.dataset import RankPartitionedDataset
+from trainer.loader import Loader
+from trainer.models import build_model
+
+TRAINING, LOADING = ROOT / "docs" / "training.md", ROOT / "docs" / "loading.md"
+
+
+@pytest.fixture
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    make_folder(tmp_path, {"photos": {"cat": 70, "dog": 70}})
+    return tmp_path
+
+
+def test_a_list_that_makes_a_val_split(photos: Path) -> None:
+    lists, _ = blocks(TRAINING, "python")
+    run(lists, photos)
+    convert("photos.csv", "listed.zarr", size=16, n_jobs=1, quiet=True)
+    store = open_store("listed.zarr")
+    assert (store["train"].num_valid, store["val"].num_valid) == (126, 14)
+    assert store.class_ids == ["cat", "dog"]
+    assert {store["val"].key(i) for i in range(14)}.isdisjoint(store["train"].key(i) for i in range(126))
+
+
+def test_two_folders_into_one_store(photos: Path) -> None:
+    make_folder(photos, {"photos-val": {"dog": 5}})
+    convert("photos", "own.zarr", size=16, n_jobs=1, quiet=True)
+    convert("photos-val", "own.zarr", size=16, split="val", n_jobs=1, quiet=True)
+    store = open_store("own.zarr")
+    assert store["train"].num_valid == 140
+    assert store["val"].labels.tolist() == [1] * 5
+
+
+def test_a_file_is_classified_as_evaluation_does(photos: Path) -> None:
+    _, predict = blocks(TRAINING, "python")
+    convert("photos", "data/own.zarr", size=40, n_jobs=1, quiet=True)
+    assert run_here(data="data/own.zarr", out="runs/own", model="resnet_small", crop=33, epochs=1, ema=0.5) == 0
+    lines = run(predict, photos).splitlines()
+
+    split = open_store("data/own.zarr")["train"]
+    slot = next(i for i in range(140) if split.key(i) == b"cat/000.jpg")
+    data = RankPartitionedDataset("data/own.zarr", "train", crop=33, train=False)
+    pixels = data[slot][0] / 255
+    normal = (pixels - torch.tensor(split.mean).view(3, 1, 1)) / torch.tensor(split.std).view(3, 1, 1)
+    model = build_model("resnet_small", 2, 33)
+    model.load_state_dict(torch.load("runs/own/best.pt"))
+    with torch.inference_mode():
+        shares = model.eval()(normal[None]).softmax(1)[0].tolist()
+    wanted = sorted(zip(shares, ["cat", "dog"], strict=True), reverse=True)
+    assert lines == [f"{name}: {share:.4f}" for share, name in wanted]
+
+
+def test_both_ways_of_loading(photos: Path) -> None:
+    convert("photos", "data/own-224.zarr", size=224, n_jobs=1, quiet=True)
+    (code,) = blocks(LOADING, "python")
+    run(code, photos)
+
+    data = RankPartitionedDataset("data/own-224.zarr", rank=1, world_size=2, crop=192)
+    plain, fast = torch.utils.data.DataLoader(data, 16), Loader(data, 16)
+    a, b = list(plain), list(fast)
+    assert (len(plain), len(fast)) == (len(a), len(b)) == (5, 4)  # 70 samples of the rank; 140 // 32 global batches
+    assert a[-1][0].shape == (6, 3, 192, 192)
+    assert a[0][0].is_contiguous()
+    assert b[0][0].is_contiguous(memory_format=torch.channels_last)
+    assert all(torch.equal(x[0], y[0]) and torch.equal(x[1], y[1]) for x, y in zip(a, b, strict=False))
