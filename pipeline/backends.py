@@ -111,6 +111,6 @@ def run_jobs(name: str, n_jobs: int, function: Callable[[Job], Result], jobs: It
         yield from parallel(joblib.delayed(function)(job) for job in jobs)
     except joblib.externals.loky.process_executor.TerminatedWorkerError:
         raise Error(
-            "a worker process died (killed, or out of memory?); rerun the same command: finished chunks are kept, "
-            "fewer --n-jobs need less memory"
+            "a worker process died (killed, or out of memory?); rerun the same command to go on, with fewer --n-jobs "
+            "if memory is short"
         ) from None

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import socket
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,11 +79,12 @@ class RunGoneError(Error):
 
 @dataclass(frozen=True)
 class ChunkResult:
-    """What the parent learns at once: counts. The rest is in the receipt."""
+    """What the parent learns at once: counts, and the seconds that the job took. The rest is in the receipt."""
 
     chunk: int
     num_images: int
     num_bad: int
+    seconds: float
 
 
 @functools.lru_cache(maxsize=2)
@@ -186,12 +188,11 @@ def convert_chunk(run: Run, chunk: int) -> ChunkResult:
         ) from None
     except OSError as error:
         where = error.filename or run.works[0]
-        raise Error(
-            f"{where}: {error.strerror or error}; mend that and rerun the same command: finished chunks are kept"
-        ) from None
+        raise Error(f"{where}: {error.strerror or error}; mend that and rerun the same command to go on") from None
 
 
 def _convert_chunk(run: Run, chunk: int, source: Source, order: np.ndarray) -> ChunkResult:
+    start = time.monotonic()
     first = chunk * run.chunk_images
     indices = np.array(order[first : first + run.chunk_images])
     works = [SplitWork(Path(work)) for work in run.works]
@@ -243,7 +244,7 @@ def _convert_chunk(run: Run, chunk: int, source: Source, order: np.ndarray) -> C
             "stamps": stamps.tolist(),
         }
         write_json(work.receipt(chunk), receipt, indent=None, check=run.check_alive)
-    return ChunkResult(chunk, len(indices), len(bad))
+    return ChunkResult(chunk, len(indices), len(bad), time.monotonic() - start)
 
 
 def load_receipt(work: SplitWork, chunk: int) -> dict[str, Any] | None:

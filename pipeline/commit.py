@@ -18,9 +18,11 @@ from pipeline.atomic import fsync_dir, write_bytes
 from pipeline.chunk import load_receipt
 from pipeline.errors import BAD_SAMPLE_REASONS, Error, StoreNotFoundError, UsageError
 from pipeline.geometry import Geometry
+from pipeline.plan import first_difference
 from pipeline.progress import say
 from pipeline.resizer import resizer
 from pipeline.store import BAD_LABEL, FORMAT_NAME, Store, open_store
+from pipeline.words import counted
 from pipeline.workspace import SplitWork, Workspace
 from pipeline.writer import (
     SplitArrays,
@@ -141,10 +143,21 @@ def check_root(dst: Path, attributes: dict[str, Any]) -> None:
         store = open_store(dst)
     except StoreNotFoundError:
         raise UsageError(f"{dst}: exists and is not a store; choose another DST") from None
-    for name, value in attributes.items():
-        if store.attrs.get(name) != value:
-            what = f"{name} {store.attrs.get(name)}" if name == "geometry" else f"other {name.replace('_', ' ')}"
-            raise Error(f"{dst}: a store with {what}; use another DST, or --overwrite to replace it")
+    words = "{name}: the store has {old}, this conversion asks for {new}"
+    difference = first_difference(_root_fields(store.attrs), _root_fields(attributes), words=words)
+    if difference:
+        raise Error(f"{dst}: {difference}; use another DST, or --overwrite to replace the store")
+
+
+def _root_fields(attributes: dict[str, Any]) -> dict[str, Any]:
+    """What a root group says, one value a field, so that a difference is one field and not a thousand classes."""
+    ids, names = attributes["class_ids"], attributes["class_names"]
+    return {
+        **attributes["geometry"],
+        "number of classes": len(ids),
+        **{f"class {label}": name for label, name in enumerate(ids)},
+        **{f"name of class {label}": name for label, name in enumerate(names)},
+    }
 
 
 def write_root(dst: Path, geometry: dict[str, Any], class_ids: Sequence[str], class_names: Sequence[str]) -> None:
@@ -185,7 +198,11 @@ def commit_split(workspace: Workspace, split: str, class_ids: Sequence[str], cla
     attributes = {
         "recipe": recipe,
         "bad_samples": [{"slot": b.slot, "key": key_text(b.key), "reason": b.reason} for b in done.bad],
-        "order": {"shuffled": recipe["shuffled"], "seed": recipe["seed"]},
+        "order": {
+            "shuffled": recipe["shuffled"],
+            "seed": recipe["seed"],
+            **({"blocks": identity["blocks"]} if "blocks" in identity else {}),
+        },
         "mean": mean,
         "std": std,
         "source_modes": dict(sorted(done.modes.items())),
@@ -266,9 +283,9 @@ def bad_samples_line(bad: Sequence[BadSlot], workspace: Workspace) -> str:
     """One line about bad samples: how many, the first of them, what to do."""
     first = bad[0]
     return (
-        f"{len(bad):,} bad sample{'s' if len(bad) > 1 else ''}, nothing committed (first: {first.split}/"
+        f"{counted(len(bad), 'bad sample')}, nothing committed (first: {first.split}/"
         f"{key_text(first.key)}: {BAD_SAMPLE_REASONS[first.reason]}; all in {workspace.errors}); "
-        "mend the files and rerun, or rerun with --on-error skip"
+        f"mend the file{'s' if len(bad) > 1 else ''} and rerun, or rerun with --on-error skip"
     )
 
 
@@ -278,9 +295,7 @@ def folder_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise Error(
-            f"{error.filename}: {error.strerror}; finished chunks are kept: mend that and rerun the same command"
-        ) from error
+        raise Error(f"{error.filename}: {error.strerror}; mend that and rerun the same command to go on") from error
 
 
 def commit(dst: str | os.PathLike[str], *, on_error: str = "stop", quiet: bool = False) -> Report:
@@ -319,7 +334,7 @@ def commit(dst: str | os.PathLike[str], *, on_error: str = "stop", quiet: bool =
 
 
 def _name_missing(missing: Sequence[int], num_chunks: int, count: int | None) -> str:
-    text = f"{len(missing):,} of {num_chunks:,} chunks are missing"
+    text = f"{len(missing):,} of {counted(num_chunks, 'chunk')} {'is' if len(missing) == 1 else 'are'} missing"
     if count is None:
         return f"{text} (first: {missing[0]}); rerun the convert command"
     parts = sorted({chunk % count + 1 for chunk in missing})

@@ -18,7 +18,8 @@ from pipeline.preflight import describe, estimate
 from pipeline.progress import say
 from pipeline.resizer import software_versions
 from pipeline.sources import open_source
-from pipeline.workspace import Part, Workspace
+from pipeline.sources.ignored import describe as describe_ignored
+from pipeline.workspace import Part, Workspace, store_paths
 
 DEFAULT_MAX_PIXELS = DecodeOptions().max_pixels
 
@@ -51,6 +52,7 @@ def convert(
     check_md5: bool = False,
     download: bool = False,
     quiet: bool = False,
+    verbose: bool = False,
 ) -> Report:
     """Convert a dataset into a store, or go on with a conversion that was interrupted.
 
@@ -74,7 +76,7 @@ def convert(
         overwrite: delete the store and unfinished work first.
         dry_run: print what would be written, and stop.
         check_md5: check the official archives' MD5 first; download: let torchvision download.
-        quiet: show no progress.
+        quiet: show nothing; verbose: one line for each chunk, with images/s and its bad files.
 
     Returns:
         A `Report`.
@@ -98,16 +100,19 @@ def convert(
         raise UsageError(
             "--overwrite can't go with --part: parts would delete each other's work; remove the store first"
         )
+    if quiet and verbose:
+        raise UsageError("--quiet and --verbose contradict each other; give one of them")
     splits = [split] if isinstance(split, str) else split
 
     found = open_source(
         src, source, splits=splits, class_order=class_order, classes=classes, limit_per_class=limit_per_class,
         check_md5=check_md5, download=download,
     )  # fmt: skip
-    for kind, count in found.ignored.items():
-        say(f"ignored: {count:,} {kind}", quiet=quiet)
-    for note in found.notes:
-        say(f"note: {note}", quiet=quiet)
+    ignored = describe_ignored(found.ignored)
+    lines = [f"ignored: {ignored}"] if ignored else []
+    lines += [f"note: {note}" for note in found.notes] + [f"warning: {warning}" for warning in found.warnings]
+    for line in lines:
+        say(line, quiet=quiet)
     recipe = {"source": found.kind, "max_pixels": max_pixels, "background": list(DecodeOptions().background)}
     software = software_versions()
     plans = [
@@ -127,6 +132,7 @@ def convert(
         DecodeOptions(max_pixels=max_pixels),
         chosen_part,
         quiet,
+        verbose,
     )
     describe(found, plans, geometries, [workspace.dst for workspace in workspaces], quiet=quiet)
     if dry_run:
@@ -134,17 +140,3 @@ def convert(
         return Report([workspace.dst for workspace in workspaces])
     with folder_errors(), chosen_backend(backend, scheduler):
         return job.run(backend, n_jobs, on_error, overwrite)
-
-
-def store_paths(dst: str | os.PathLike[str], sizes: Sequence[int]) -> list[Path]:
-    """One store per size: `{size}` in DST is replaced.
-
-    Raises:
-        UsageError: several sizes and no `{size}` in DST.
-    """
-    text = os.fspath(dst)
-    if len(sizes) > 1 and "{size}" not in text:
-        raise UsageError(f"{text}: with several sizes DST must hold {{size}}, such as data/imagenet-{{size}}.zarr")
-    if not text.strip() or text.endswith(".work"):
-        raise UsageError(f"DST {text!r}: not a usable name for a store")
-    return [Path(os.path.abspath(text.replace("{size}", str(size)))) for size in sizes]

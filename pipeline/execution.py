@@ -15,7 +15,7 @@ import numpy as np
 from pipeline import handover
 from pipeline.atomic import atomic_file, write_json
 from pipeline.backends import run_jobs
-from pipeline.chunk import Run, convert_chunk, load_receipt
+from pipeline.chunk import ChunkResult, Run, convert_chunk, load_receipt
 from pipeline.commit import (
     BadSamplesError,
     BadSlot,
@@ -31,12 +31,13 @@ from pipeline.commit import (
     write_errors,
 )
 from pipeline.decode import DecodeOptions
-from pipeline.errors import Error, UsageError
+from pipeline.errors import BAD_SAMPLE_REASONS, Error, UsageError
 from pipeline.geometry import Geometry
 from pipeline.plan import SplitPlan, check_finished
 from pipeline.preflight import check_space
 from pipeline.progress import Progress, say
 from pipeline.store import open_store
+from pipeline.words import counted
 from pipeline.workspace import Part, Workspace
 from pipeline.writer import root_attributes
 
@@ -53,6 +54,7 @@ class Conversion:
     options: DecodeOptions
     part: Part | None
     quiet: bool
+    verbose: bool = False
     tokens: list[str] = field(default_factory=list)
 
     def run(self, backend: str, n_jobs: int, on_error: str, overwrite: bool) -> Report:
@@ -107,10 +109,9 @@ class Conversion:
             for workspace in self.workspaces:
                 workspace.split(plan.split).receipt(chunk).unlink(missing_ok=True)
         if len(todo) < len(mine):
-            say(
-                f"{plan.split}: {len(mine) - len(todo):,} of {len(mine):,} chunks are finished already",
-                quiet=self.quiet,
-            )
+            done = len(mine) - len(todo)
+            are = "is" if done == 1 else "are"
+            say(f"{plan.split}: {done:,} of {counted(len(mine), 'chunk')} {are} finished already", quiet=self.quiet)
         return todo
 
     def _is_good(self, plan: SplitPlan, chunk: int) -> bool:
@@ -149,12 +150,26 @@ class Conversion:
             with Progress(plan.split, total, image_bytes, quiet=self.quiet) as progress:
                 for result in run_jobs(backend, n_jobs, functools.partial(convert_chunk, run), todo):
                     progress.advance(result.num_images)
+                    if self.verbose:
+                        self._tell(plan, result)
             report.num_images += total
             report.seconds += progress.seconds
             say(progress.summary(), quiet=self.quiet)
         finally:
             for path in inputs:
                 path.unlink(missing_ok=True)
+
+    def _tell(self, plan: SplitPlan, result: ChunkResult) -> None:
+        """One line about a finished chunk, and one about each bad sample in it."""
+        rate = result.num_images / max(result.seconds, 1e-9)
+        say(
+            f"{plan.split}: chunk {result.chunk:,} of {plan.num_chunks:,}: {counted(result.num_images, 'image')} in "
+            f"{result.seconds:.2f} s ({rate:,.0f} images/s), {result.num_bad:,} bad"
+        )
+        receipt = load_receipt(self.workspaces[0].split(plan.split), result.chunk) if result.num_bad else None
+        for bad in receipt["bad"] if receipt else ():
+            key = key_text(plan.source.key(int(plan.order[bad["slot"]])))
+            say(f"{plan.split}: bad: {key}: {BAD_SAMPLE_REASONS[bad['reason']]} ({bad['detail'] or bad['reason']})")
 
     def _finish(self, plans: list[SplitPlan], on_error: str, report: Report) -> None:
         """Commit all splits, or say why not. A part commits only when all other parts are done."""

@@ -9,6 +9,7 @@ from typing import Any
 from pipeline import __version__
 from pipeline.resizer import resizer, software_versions
 from pipeline.store import Store
+from pipeline.words import counted
 
 
 def software_info() -> dict[str, Any]:
@@ -69,7 +70,7 @@ def store_text(info: dict[str, Any]) -> str:
     lines = [
         (
             f"{info['store']}: format {info['format_version']}, {geometry['size']} px, {geometry['fit']}, "
-            f"{geometry['filter']}, {geometry['channels']}; {info['num_classes']:,} classes"
+            f"{geometry['filter']}, {geometry['channels']}; {counted(info['num_classes'], 'class', 'classes')}"
         )
     ]
     for name, split in info["splits"].items():
@@ -78,10 +79,17 @@ def store_text(info: dict[str, Any]) -> str:
         mean = " ".join(f"{value:.4f}" for value in split["mean"])
         std = " ".join(f"{value:.4f}" for value in split["std"])
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in split["bad_samples"].items())
-        order = f"shuffled, seed {split['order']['seed']}" if split["order"]["shuffled"] else "as in the source"
+        order = "as in the source"
+        if split["order"]["shuffled"]:
+            by = f" by {split['order']['blocks']}" if "blocks" in split["order"] else ""
+            order = f"shuffled{by}, seed {split['order']['seed']}"
         lines += [
-            f"{name}: {split['num_samples']:,} samples" + (f", of them {bad:,} bad ({reasons})" if bad else ""),
-            f"  files {split['chunk_files']:,} of {split['chunk_images']:,} images; {split['bytes']:,} bytes; {codecs}",
+            f"{name}: {counted(split['num_samples'], 'sample')}"
+            + (f", of them {bad:,} bad ({reasons})" if bad else ""),
+            (
+                f"  files  {split['chunk_files']:,} of {counted(split['chunk_images'], 'image')}; "
+                f"{split['bytes']:,} bytes; {codecs}"
+            ),
             f"  order  {order}",
             f"  mean, std {mean}; {std}",
             f"  resizer  {split['resizer']}",

@@ -94,6 +94,7 @@ class SplitPlan:
         chunk_images: K.
         recipe: stored choices that decide bytes, apart from the geometry.
         software: versions that can change bytes.
+        blocks: what was shuffled as a whole, such as `row groups`; empty where each sample was for itself.
     """
 
     split: str
@@ -105,6 +106,7 @@ class SplitPlan:
     chunk_images: int
     recipe: dict[str, Any]
     software: dict[str, str]
+    blocks: str = ""
 
     @property
     def num_samples(self) -> int:
@@ -132,6 +134,7 @@ class SplitPlan:
             "keys": _digest(self.keys, self.key_offsets),
             "labels": _digest(self.labels),
             "software": self.software,
+            **({"blocks": self.blocks} if self.blocks else {}),
         }
 
     def save(self, work: SplitWork, geometry: Geometry, class_ids: Sequence[str]) -> None:
@@ -173,7 +176,8 @@ def make_plan(
 ) -> SplitPlan:
     """Plan a split: order, slots and chunk length."""
     num_samples = len(source)
-    order = slot_order(num_samples, shuffled=shuffled, seed=seed, blocks=getattr(source, "blocks", None))
+    blocks = getattr(source, "blocks", None)
+    order = slot_order(num_samples, shuffled=shuffled, seed=seed, blocks=blocks)
     chunk_images = chunk_length(max(geometry.image_bytes for geometry in geometries), num_samples, chunk_mb)
     keys, offsets = permute_keys(*source.keys(), order)
     return SplitPlan(
@@ -186,6 +190,7 @@ def make_plan(
         chunk_images=chunk_images,
         recipe={**recipe, "chunk_images": chunk_images, "shuffled": shuffled, "seed": seed if shuffled else None},
         software=software,
+        blocks="" if blocks is None or not shuffled else "row groups" if recipe["source"] == "parquet" else "blocks",
     )
 
 
@@ -225,17 +230,29 @@ _EXPLAINED = {
 }
 
 
-def first_difference(earlier: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> str:
-    """The first difference between two nested mappings in words, or an empty string."""
+def first_difference(
+    earlier: Mapping[str, Any],
+    now: Mapping[str, Any],
+    prefix: str = "",
+    *,
+    words: str = "{name} was {old}, is {new} now",
+) -> str:
+    """The first difference between two nested mappings in words, or an empty string.
+
+    Args:
+        earlier, now: what is compared, by the order of `earlier`'s names.
+        prefix: of the names.
+        words: how a difference is said, with {name}, {old} and {new}.
+    """
     for name in [*earlier, *(name for name in now if name not in earlier)]:
         old, new = earlier.get(name), now.get(name)
         if old == new:
             continue
         if isinstance(old, Mapping) and isinstance(new, Mapping):
-            return first_difference(old, new, f"{prefix}{name}.")
+            return first_difference(old, new, f"{prefix}{name}.", words=words)
         if not prefix and name in _EXPLAINED:
             return _EXPLAINED[name]
-        return f"{prefix}{name} was {old}, is {new} now"
+        return words.format(name=f"{prefix}{name}", old=old, new=new)
     return ""
 
 

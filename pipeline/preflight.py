@@ -17,6 +17,7 @@ from pipeline.geometry import Geometry
 from pipeline.plan import SplitPlan
 from pipeline.progress import say
 from pipeline.sources.base import SourceSet
+from pipeline.words import counted, duration
 from pipeline.workspace import Workspace
 
 ESTIMATE_SECONDS = 3.0
@@ -37,17 +38,19 @@ def describe(
     for plan in plans:
         labelled = plan.labels[plan.labels >= 0]
         counts = np.bincount(labelled, minlength=len(found.class_ids)) if len(labelled) else np.zeros(0, np.int64)
-        text = f"{plan.split}: {plan.num_samples:,} images"
+        text = f"{plan.split}: {counted(plan.num_samples, 'image')}"
         if len(labelled):
-            text += f" of {np.count_nonzero(counts):,} classes ({counts.min():,} to {counts.max():,} a class)"
+            classes = counted(int(np.count_nonzero(counts)), "class", "classes")
+            text += f" of {classes} ({counts.min():,} to {counts.max():,} a class)"
         unlabelled = plan.num_samples - len(labelled)
         if unlabelled:
             text += f", {unlabelled:,} unlabelled"
         say(text, quiet=quiet)
         for geometry, dst in zip(geometries, dsts, strict=True):
             say(
-                f"  {dst}/{plan.split}: {split_bytes(plan, geometry):,} bytes in {plan.num_chunks:,} chunk files of "
-                f"{plan.chunk_images:,} images ({geometry.size} px, {geometry.fit}, {geometry.filter})",
+                f"  {dst}/{plan.split}: {split_bytes(plan, geometry):,} bytes in "
+                f"{counted(plan.num_chunks, 'chunk file')} of {counted(plan.chunk_images, 'image')} "
+                f"({geometry.size} px, {geometry.fit}, {geometry.filter})",
                 quiet=quiet,
             )
 
@@ -113,7 +116,7 @@ def estimate(
     rate = done / (time.monotonic() - start)
     workers = joblib.effective_n_jobs(n_jobs)
     say(
-        f"dry run: {done:,} samples tried, {bad:,} bad; {rate:,.0f} images/s in one process, so about "
-        f"{total / rate / workers:,.0f} s with {workers} jobs (an estimate; nothing was written)",
+        f"dry run: {counted(done, 'sample')} tried, {bad:,} bad; {rate:,.0f} images/s in one process, so about "
+        f"{duration(total / rate / workers)} with {counted(workers, 'job')} (an estimate; nothing was written)",
         quiet=quiet,
     )

@@ -8,6 +8,8 @@ from types import TracebackType
 
 from tqdm import tqdm
 
+from pipeline.words import counted, duration
+
 LINE_SECONDS = 10.0
 
 
@@ -49,7 +51,8 @@ class Progress:
         if self.lines and now - self.last_line >= LINE_SECONDS:
             self.last_line = now
             left_seconds = (self.total - self.done) / max(rate, 1e-9)
-            say(f"{self.label}: {self.done:,} of {self.total:,} images, {self._rate(rate)}, {left_seconds:,.0f} s left")
+            done = f"{self.done:,} of {counted(self.total, 'image')}"
+            say(f"{self.label}: {done}, {self._rate(rate)}, {duration(left_seconds)} left")
         self.bar.set_postfix_str(f"{rate * self.image_bytes / 1e6:,.0f} MB/s", refresh=False)
         self.bar.update(num_images)
 
@@ -62,7 +65,8 @@ class Progress:
 
     def summary(self) -> str:
         rate = self.done / max(self.seconds, 1e-9)
-        return f"{self.label}: {self.done:,} images in {self.seconds:,.1f} s ({self._rate(rate)})"
+        time_taken = duration(self.seconds) if self.seconds >= 60 else f"{self.seconds:.1f} s"
+        return f"{self.label}: {counted(self.done, 'image')} in {time_taken} ({self._rate(rate)})"
 
     def __enter__(self) -> Progress:
         return self

@@ -15,12 +15,13 @@ import zarr
 from pipeline.chunk import channel_sums
 from pipeline.commit import key_text
 from pipeline.decode import DecodeOptions, decode_into
-from pipeline.errors import BadSample, Error, StoreError
+from pipeline.errors import BadSample, Error, StoreError, UsageError
 from pipeline.geometry import Geometry
 from pipeline.progress import Progress
 from pipeline.sources import open_source
-from pipeline.sources.base import Source
+from pipeline.sources.base import Source, SourceSet
 from pipeline.store import BAD_LABEL, SMALL_ARRAYS, UNLABELLED, Split, Store
+from pipeline.words import counted
 from pipeline.writer import SplitArrays, array_digests, channel_statistics, known_codecs, sample_fingerprint
 
 
@@ -67,6 +68,7 @@ def _verify(
             problems.append(str(error))
             continue
         found = [*split.problems(), *_check_arrays(store, split)]
+        origin = _open_origin(split, against, source) if against is not None and not found else None
         found += _check_chunks(split, quiet)
         splits[name] = {
             "num_samples": split.num_samples,
@@ -74,8 +76,8 @@ def _verify(
             "chunks": split.num_chunks,
             "compared": 0,
         }
-        if against is not None and not found:
-            compared, differences = _compare(store, split, against, source, sample, quiet)
+        if origin is not None and not found:
+            compared, differences = _compare(store, split, *origin, sample, quiet)
             splits[name]["compared"] = compared
             found += differences
         problems += found
@@ -107,7 +109,8 @@ def _check_arrays(store: Store, split: Split) -> Iterator[str]:
     outside = np.flatnonzero((labels >= len(store.class_ids)) | (labels < UNLABELLED))
     if len(outside):
         slot = outside[0]
-        yield f"{split.path / 'labels'}: slot {slot} has label {labels[slot]}, outside {len(store.class_ids)} classes"
+        classes = counted(len(store.class_ids), "class", "classes")
+        yield f"{split.path / 'labels'}: slot {slot} has label {labels[slot]}, outside the {classes}"
     if np.any(np.diff(offsets) < 0) or offsets[0] != 0 or offsets[-1] != len(arrays.keys):
         yield f"{split.path / 'key_offsets'}: not ascending from 0 to the keys' length"
     attrs = split.attrs
@@ -180,19 +183,48 @@ def _check_chunks(split: Split, quiet: bool) -> list[str]:
     return sorted(problems)
 
 
-def _compare(
-    store: Store, split: Split, against: str | os.PathLike[str], kind: str | None, sample: int, quiet: bool
-) -> tuple[int, list[str]]:
-    """Decode samples of the source again and compare pixels; compare the label of every key."""
-    found = open_source(against, kind, splits=[split.name])
+def _open_origin(split: Split, against: str | os.PathLike[str], kind: str | None) -> tuple[SourceSet, np.ndarray]:
+    """The source that the split was made from, as far as its keys tell, before hours of reading.
+
+    Returns:
+        The source, and int64 (N,): slot -> index in it, -1 where it lacks the key.
+
+    Raises:
+        UsageError: it can't be opened, has no such split, or none of the split's samples.
+    """
+    example, made_of = key_text(split.key(0)), split.attrs["recipe"].get("source", "unknown")
+    expected = (
+        f"expected is the SRC that {split.store_path} was converted from: a source of kind {made_of} with a split "
+        f"{split.name} of {counted(split.num_samples, 'sample')}, such as {example}"
+    )
+    try:
+        found = open_source(against, kind, splits=[split.name])
+    except UsageError as error:
+        raise UsageError(f"--against {against}: {error}; {expected}") from None
     origin = found.splits[split.name]
     index = _match(split, origin)
+    if (index < 0).all():
+        raise UsageError(
+            f"--against {against}: none of the samples of {split.name} is there ({counted(len(origin), 'other')}, such "
+            f"as {key_text(origin.key(0))}); {expected}"
+        )
+    return found, index
+
+
+def _compare(
+    store: Store, split: Split, found: SourceSet, index: np.ndarray, sample: int, quiet: bool
+) -> tuple[int, list[str]]:
+    """Decode samples of the source again and compare pixels; compare the label of every key.
+
+    `index` is int64 (N,), slot -> index in the source.
+    """
+    origin = found.splits[split.name]
     problems: list[str] = []
     class_of = {name: label for label, name in enumerate(found.class_ids)}
     wanted = np.array([class_of.get(name, -3) for name in store.class_ids] + [UNLABELLED], np.int64)
     for slot in range(split.num_samples):
         if index[slot] < 0:
-            problems.append(f"{split.path}: slot {slot}, {key_text(split.key(slot))}: not in {found.origin or against}")
+            problems.append(f"{split.path}: slot {slot}, {key_text(split.key(slot))}: not in {found.origin}")
         elif split.labels[slot] != BAD_LABEL:
             label = int(split.labels[slot])
             if wanted[label if label >= 0 else -1] != origin.labels[index[slot]]:
@@ -242,9 +274,10 @@ def result_text(result: dict[str, Any]) -> str:
     lines = list(result["problems"])
     for name, split in result["splits"].items():
         compared = f", {split['compared']:,} compared with the source" if split["compared"] else ""
-        counts = f"{split['num_samples']:,} samples ({split['num_valid']:,} valid) in {split['chunks']:,} chunks"
+        samples, chunks = counted(split["num_samples"], "sample"), counted(split["chunks"], "chunk")
+        counts = f"{samples} ({split['num_valid']:,} valid) in {chunks}"
         lines.append(f"{name}: {counts}{compared}")
-    verdict = "every check passed" if result["ok"] else f"{len(result['problems'])} problems"
+    verdict = "every check passed" if result["ok"] else counted(len(result["problems"]), "problem")
     lines.append(f"{result['store']}: {verdict}")
     return "\n".join(lines)
 
@@ -256,6 +289,5 @@ def check(result: dict[str, Any]) -> None:
         Error: the store has problems.
     """
     if not result["ok"]:
-        raise Error(
-            f"{result['store']}: {len(result['problems'])} problems; restore the files or convert with --overwrite"
-        )
+        problems = counted(len(result["problems"]), "problem")
+        raise Error(f"{result['store']}: {problems}; restore the files or convert with --overwrite")

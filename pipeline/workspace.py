@@ -16,7 +16,7 @@ import contextlib
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -139,11 +139,29 @@ class Workspace:
             if lock is not None and not any(self.path.glob("*/plan.json")):
                 shutil.rmtree(self.path, ignore_errors=True)
 
+    def num_finished(self) -> int:
+        """Chunks that are finished and not committed yet, of all splits."""
+        return sum(1 for _ in self.path.glob("*/receipts/*.json"))
+
     def part_count(self) -> int | None:
         """N of the parts that ran here, as far as their locks tell."""
         locks = self.path.glob("part-*-of-*.lock")
         counts = [int(lock.name.removesuffix(".lock").split("-")[3].rstrip(".")) for lock in locks]
         return max(counts, default=None)
+
+
+def store_paths(dst: str | os.PathLike[str], sizes: Sequence[int]) -> list[Path]:
+    """One store per size: `{size}` in DST is replaced.
+
+    Raises:
+        UsageError: several sizes and no `{size}` in DST.
+    """
+    text = os.fspath(dst)
+    if len(sizes) > 1 and "{size}" not in text:
+        raise UsageError(f"{text}: with several sizes DST must hold {{size}}, such as data/imagenet-{{size}}.zarr")
+    if not text.strip() or text.endswith(".work"):
+        raise UsageError(f"DST {text!r}: not a usable name for a store")
+    return [Path(os.path.abspath(text.replace("{size}", str(size)))) for size in sizes]
 
 
 def _is_at(fd: int, path: Path) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from pipeline.sources import names, subset
 from pipeline.sources.base import UNLABELLED, Source, SourceSet
 from pipeline.sources.detect import detect_kind
 from pipeline.sources.folder import open_folder
+from pipeline.sources.ignored import describe
 from pipeline.sources.imagenet import open_imagenet
 from pipeline.sources.kaggle import open_kaggle
 from pipeline.sources.manifest import open_manifest
@@ -24,6 +24,7 @@ from pipeline.sources.sequence import open_sequence
 from pipeline.sources.tar import open_tar
 from pipeline.sources.torchvision_sets import open_torchvision
 from pipeline.sources.webdataset import open_webdataset
+from pipeline.words import counted
 
 __all__ = ["SOURCE_KINDS", "UNLABELLED", "Source", "SourceSet", "open_source"]
 
@@ -82,7 +83,9 @@ def open_source(
     missing = [split for split in splits or () if split not in found.splits]
     if missing:
         have = ", ".join(_open(src, kind, None, False, False).splits) or "none"
-        raise UsageError(f"{found.origin}: no split {missing[0]!r} (there are: {have}); check --split")
+        raise UsageError(
+            f"{found.origin}: no split {missing[0]!r} (there are: {have}); choose among these, or give another SRC"
+        )
     _refuse_empty(found)
     if classes is not None:
         found = _without_empty(subset.choose_classes(found, classes), splits)
@@ -91,14 +94,13 @@ def open_source(
     if limit_per_class is not None:
         found = subset.limit_per_class(found, limit_per_class)
     _refuse_empty(found)
-    found.ignored = {what: count for what, count in found.ignored.items() if count}
     return _with_notes(found)
 
 
 def _open(src: Any, kind: str, splits: Sequence[str] | None, check_md5: bool, download: bool) -> SourceSet:
     if isinstance(src, SourceSet):
         kept = {split: source for split, source in src.splits.items() if not splits or split in splits}
-        return replace(src, splits=kept, notes=list(src.notes))
+        return replace(src, splits=kept, notes=list(src.notes), warnings=list(src.warnings))
     if kind == "sequence":
         return open_sequence(src, splits)
     if kind == "torchvision":
@@ -120,7 +122,7 @@ def _open(src: Any, kind: str, splits: Sequence[str] | None, check_md5: bool, do
 
 
 def _refuse_empty(found: SourceSet) -> None:
-    ignored = f" (ignored: {names.describe(Counter(found.ignored))})" if found.ignored else ""
+    ignored = f" (ignored: {describe(found.ignored)})" if found.ignored else ""
     empty = [split for split, source in found.splits.items() if not len(source)]
     if empty or not found.splits:
         what = f"no images in split {empty[0]!r}" if len(found.splits) > 1 else "no images found"
@@ -146,12 +148,13 @@ def _with_notes(found: SourceSet) -> SourceSet:
         empty = np.flatnonzero(counts == 0)
         if len(empty) and counts.any():
             some = ", ".join(found.class_ids[i] for i in empty[:3].tolist()) + (", ..." if len(empty) > 3 else "")
-            found.notes.append(
-                f"train: {len(empty):,} of {len(counts):,} classes have no image ({some}); they keep their labels"
-            )
+            have, keep = ("has", "it keeps its label") if len(empty) == 1 else ("have", "they keep their labels")
+            classes = counted(len(counts), "class", "classes")
+            found.notes.append(f"train: {len(empty):,} of {classes} {have} no image ({some}); {keep}")
     if found.class_ids:
         for split, source in found.splits.items():
             count = int((np.asarray(source.labels) == UNLABELLED).sum())
             if count:
-                found.notes.append(f"{split}: {count:,} of {len(source):,} images have no label")
+                have = "has" if count == 1 else "have"
+                found.notes.append(f"{split}: {count:,} of {counted(len(source), 'image')} {have} no label")
     return found

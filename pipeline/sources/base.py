@@ -66,6 +66,7 @@ class SourceSet:
         ignored: what was passed over, by kind, with counts: {"dot-file": 3, "not an image": 1}.
         notes: lines that the person should see, such as a class without images.
         origin: SRC as given, for messages only.
+        warnings: lines about what may be a mistake of the person's.
     """
 
     kind: str
@@ -75,6 +76,7 @@ class SourceSet:
     ignored: Mapping[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     origin: str = ""
+    warnings: list[str] = field(default_factory=list)
 
 
 def pack_keys(keys: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:

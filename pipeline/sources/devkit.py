@@ -16,6 +16,7 @@ import numpy as np
 from pipeline.errors import UsageError
 from pipeline.sources import names
 from pipeline.sources.labels import LabelColumn
+from pipeline.words import counted
 
 NAME = "ILSVRC2012_devkit_t12"
 META = "data/meta.mat"
@@ -60,7 +61,9 @@ class Devkit:
                 )
             column.add(self.truth[number - 1])
         if len(column) != len(self.truth):
-            return column, [f"{images}: {len(column):,} images for {len(self.truth):,} lines of ground truth"]
+            return column, [
+                f"{images}: {counted(len(column), 'image')} for {counted(len(self.truth), 'line')} of ground truth"
+            ]
         return column, []
 
 

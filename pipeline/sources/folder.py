@@ -11,28 +11,27 @@ don't depend on which files happen to be there, and a note says so. Other splits
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.errors import UsageError
 from pipeline.sources import names
 from pipeline.sources.base import SourceSet
+from pipeline.sources.depth import Deeper
 from pipeline.sources.devkit import NAME, is_official_val
 from pipeline.sources.files import FileSource
+from pipeline.sources.ignored import OUTSIDE_SPLITS, Ignored
 from pipeline.sources.labels import LabelColumn, resolve
 from pipeline.sources.strings import Strings, StringsBuilder
 
-OUTSIDE_SPLITS = "folder outside the splits"
 
-
-def list_folder(path: bytes, ignored: Counter[str]) -> tuple[list[bytes], list[bytes]]:
-    """Names of the sub-folders and of the image candidates in a folder, each sorted; the rest is counted.
+def list_folder(path: bytes, ignored: Ignored) -> tuple[list[bytes], list[bytes]]:
+    """Names of the sub-folders and of the image candidates in a folder, each sorted; the rest is noted.
 
     Links to folders count as folders. Nothing but the names is looked at, unless the entry is a link.
     """
-    folders, files = [], []
+    folders, files, passed_over = [], [], []
     try:
         with os.scandir(path) as entries:
             for entry in entries:
@@ -42,27 +41,29 @@ def list_folder(path: bytes, ignored: Counter[str]) -> tuple[list[bytes], list[b
                 except OSError:  # such as a loop of links
                     is_folder = False
                 if is_folder and names.is_system_folder(name):
-                    ignored[names.SYSTEM_FOLDER] += 1
+                    passed_over.append((name, names.SYSTEM_FOLDER))
                 elif is_folder:
                     folders.append(name)
                 elif why := names.why_ignored(name):
-                    ignored[why] += 1
+                    passed_over.append((name, why))
                 else:
                     files.append(name)
     except OSError as error:
         raise UsageError(
             f"{names.text(path)}: can't be listed ({error.strerror}); check the path and its permissions"
         ) from None
+    for name, why in sorted(passed_over):  # sorted, so that the examples don't depend on the file system
+        ignored.add(why, os.path.join(path, name))
     return sorted(folders), sorted(files)
 
 
 def walk(
-    path: bytes, ignored: Counter[str], prefix: bytes = b"", above: frozenset[tuple[int, int]] = frozenset()
+    path: bytes, ignored: Ignored, prefix: bytes = b"", above: frozenset[tuple[int, int]] = frozenset()
 ) -> Iterator[bytes]:
     """Relative paths of all image candidates below a folder, in the order of `path_order`. Links are followed."""
     status = os.stat(path)
     if (status.st_dev, status.st_ino) in above:
-        ignored[names.LINK_LOOP] += 1
+        ignored.add(names.LINK_LOOP, path)
         return
     above |= {(status.st_dev, status.st_ino)}
     folders, files = list_folder(path, ignored)
@@ -86,22 +87,24 @@ class Scan:
     keys: Strings
     column: LabelColumn
     classes: list[str]
+    deeper: Deeper = field(default_factory=Deeper)
 
     @property
     def is_flat(self) -> bool:
         return not self.column.tokens
 
 
-def scan(root: bytes, ignored: Counter[str]) -> Scan:
+def scan(root: bytes, ignored: Ignored) -> Scan:
     """Index a split folder. Without images in sub-folders, its own images are unlabelled samples."""
     folders, files = list_folder(root, ignored)
-    keys, column, classes = StringsBuilder(), LabelColumn(), []
+    keys, column, classes, deeper = StringsBuilder(), LabelColumn(), [], Deeper()
     status = os.stat(root)
     above = frozenset([(status.st_dev, status.st_ino)])
     for folder in folders:
         before = len(keys)
         for path in walk(os.path.join(root, folder), ignored, folder + b"/", above):
             keys.append(path)
+            deeper.look(path)
         classes.append(names.text(folder))
         if len(keys) > before:
             column.add(names.text(folder), len(keys) - before)
@@ -109,8 +112,8 @@ def scan(root: bytes, ignored: Counter[str]) -> Scan:
         raise UsageError(f"{names.text(root)}: two class folders have names that read the same; rename one")
     if keys:
         if files:
-            ignored[names.OUTSIDE_CLASSES] += len(files)
-        return Scan(root, keys.build(), column, classes)
+            ignored.add(names.OUTSIDE_CLASSES, os.path.join(root, files[0]), len(files))
+        return Scan(root, keys.build(), column, classes, deeper)
     for name in files:
         keys.append(name)
     column.add(None, len(files))
@@ -126,8 +129,7 @@ def split_folders(root: bytes, splits: Sequence[str] | None) -> dict[str, bytes]
     Raises:
         UsageError: both readings are possible, or two folders are the same split.
     """
-    counted: Counter[str] = Counter()
-    folders, _ = list_folder(root, counted)
+    folders, _ = list_folder(root, Ignored())
     asked = set(splits or ())
     found: dict[str, bytes] = {}
     others = []
@@ -145,7 +147,7 @@ def split_folders(root: bytes, splits: Sequence[str] | None) -> dict[str, bytes]
             found[split] = folder
     if not found:
         return None
-    siblings = [folder for folder in others if next(walk(os.path.join(root, folder), Counter()), None)]
+    siblings = [folder for folder in others if next(walk(os.path.join(root, folder), Ignored()), None)]
     flat = all(_is_flat(os.path.join(root, folder)) for folder in found.values())
     named = bool(asked & set(found))
     if not siblings or (named and not flat):
@@ -159,7 +161,7 @@ def split_folders(root: bytes, splits: Sequence[str] | None) -> dict[str, bytes]
 
 
 def _is_flat(path: bytes) -> bool:
-    folders, files = list_folder(path, Counter())
+    folders, files = list_folder(path, Ignored())
     return bool(files) and not folders
 
 
@@ -178,32 +180,43 @@ def open_folder(src: Path, splits: Sequence[str] | None = None) -> SourceSet:
     Raises:
         UsageError: no such folder, an unreadable one, or a class that `train` doesn't have.
     """
-    root, ignored = os.fsencode(src), Counter[str]()
+    root = os.fsencode(src)
+    ignored = Ignored(root)
     found = split_folders(root, splits)
+    holds_splits = found is not None
     if found is None:
         _refuse_wrapper(root)
         found = {single_name(splits): root}
     else:
-        outside = list_folder(root, Counter())[0]
         inside = {os.path.basename(path) for path in found.values()}
-        if others := sum(folder not in inside for folder in outside):
-            ignored[OUTSIDE_SPLITS] += others
+        for folder in list_folder(root, Ignored())[0]:
+            if folder not in inside:
+                ignored.add(OUTSIDE_SPLITS, folder)
     wanted = [split for split in names.natural_splits(set(found)) if not splits or split in splits]
     scans = {split: scan(found[split], ignored) for split in wanted}
     made = build(scans, found.get("train"), ignored, str(src))
     for split, part in scans.items():
         if part.is_flat and is_official_val(part.keys):
             made.notes.append(f"{split}: ImageNet's validation images; {NAME}.tar.gz beside it would label them")
+    too_high = next((split for split, part in scans.items() if part.deeper.first), None)
+    if too_high is not None:
+        made.warnings.append(_too_high(scans[too_high], f" with --split {too_high}" if holds_splits else ""))
     return made
 
 
-def build(scans: dict[str, Scan], train: bytes | None, ignored: Counter[str], origin: str) -> SourceSet:
+def _too_high(part: Scan, flags: str) -> str:
+    example = names.text(os.path.join(part.root, part.deeper.first))
+    wanted = names.text(os.path.join(part.root, part.deeper.wanted_root))
+    return part.deeper.warning(example, f"give {wanted} as SRC{flags}")
+
+
+def build(scans: dict[str, Scan], train: bytes | None, ignored: Ignored, origin: str) -> SourceSet:
     """The source set of scanned split folders; `train` is the folder that gives the class map, scanned or not."""
     class_ids = None
     if "train" in scans:
         class_ids = scans["train"].classes
     elif train is not None:
-        class_ids = [names.text(folder) for folder in list_folder(train, Counter())[0]]
+        class_ids = [names.text(folder) for folder in list_folder(train, Ignored())[0]]
 
     def where(split: str, sample: int) -> str:
         return names.text(os.path.join(scans[split].root, scans[split].keys[sample]))
@@ -217,9 +230,9 @@ def build(scans: dict[str, Scan], train: bytes | None, ignored: Counter[str], or
 
 
 def _refuse_wrapper(root: bytes) -> None:
-    folders, files = list_folder(root, Counter())
+    folders, files = list_folder(root, Ignored())
     if len(folders) == 1 and not files:
-        inner = [names.split_of_folder(name) for name in list_folder(os.path.join(root, folders[0]), Counter())[0]]
+        inner = [names.split_of_folder(name) for name in list_folder(os.path.join(root, folders[0]), Ignored())[0]]
         if "train" in inner and None not in inner:
             path = names.text(os.path.join(root, folders[0]))
             raise UsageError(f"{names.text(root)}: its only folder holds the splits; give {path} as SRC")

@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +28,7 @@ from pipeline.sources.base import Source, SourceSet
 from pipeline.sources.devkit import NAME, Devkit, find_devkit, is_official_val, read_devkit
 from pipeline.sources.files import FileSource
 from pipeline.sources.folder import Scan, list_folder, scan, split_folders
+from pipeline.sources.ignored import NO_CLASS_ARCHIVE, Ignored
 from pipeline.sources.labels import LabelColumn, resolve
 from pipeline.sources.strings import StringsBuilder, path_order
 from pipeline.sources.tar import image_rows, read_table, refuse_duplicates
@@ -74,7 +74,7 @@ def is_official(path: Path) -> bool:
     val = path / VAL
     if find_devkit(path) is None or not val.is_dir():
         return False
-    return is_official_val(list_folder(os.fsencode(val), Counter())[1])
+    return is_official_val(list_folder(os.fsencode(val), Ignored())[1])
 
 
 @dataclass
@@ -84,10 +84,13 @@ class _Found:
     root: Path
     archives: dict[str, Path]
     folders: dict[str, bytes]
-    ignored: Counter[str] = field(default_factory=Counter)
+    ignored: Ignored = field(init=False)
     notes: list[str] = field(default_factory=list)
     columns: dict[str, LabelColumn] = field(default_factory=dict)
     places: dict[str, tuple[Table, list[str]] | Scan] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.ignored = Ignored(os.fsencode(self.root))
 
 
 def open_imagenet(src: Path, splits: Sequence[str] | None = None, *, check_md5: bool = False) -> SourceSet:
@@ -170,13 +173,13 @@ def _train(found: _Found, wanted: bool) -> list[str] | None:
     archive = found.archives.get(TRAIN)
     if archive is None and TRAIN in found.folders:
         if not wanted:
-            return [names.text(name) for name in list_folder(found.folders[TRAIN], Counter())[0]]
+            return [names.text(name) for name in list_folder(found.folders[TRAIN], Ignored())[0]]
         place = scan(found.folders[TRAIN], found.ignored)
         found.places[TRAIN], found.columns[TRAIN] = place, place.column
         return place.classes
     if archive is None:
         return None
-    classes = _class_tars(archive, found.ignored if wanted else Counter())
+    classes = _class_tars(archive, found.ignored if wanted else Ignored())
     if not wanted:
         return sorted(classes)
     builder, archives = TableBuilder(), sorted({path for path, _, _ in classes.values()})
@@ -197,7 +200,7 @@ def _train(found: _Found, wanted: bool) -> list[str] | None:
     return sorted(classes)
 
 
-def _class_tars(archive: Path, ignored: Counter[str]) -> dict[str, tuple[str, int, int | None]]:
+def _class_tars(archive: Path, ignored: Ignored) -> dict[str, tuple[str, int, int | None]]:
     """WordNet id -> the file that holds the class's tar, and the bytes it fills there."""
     classes: dict[str, tuple[str, int, int | None]] = {}
     if archive.is_dir():
@@ -210,7 +213,7 @@ def _class_tars(archive: Path, ignored: Counter[str]) -> dict[str, tuple[str, in
             match = _CLASS_TAR.fullmatch(member.name.rpartition(b"/")[2])
             if match is None or member.kind != "file":
                 if member.kind != "folder":
-                    ignored["not a class archive"] += 1
+                    ignored.add(NO_CLASS_ARCHIVE, member.name)
                 continue
             wnid = match[1].decode()
             if wnid in classes:
@@ -253,7 +256,7 @@ def _test(found: _Found) -> None:
         found.places[TEST], found.columns[TEST] = place, place.column
 
 
-def _flat(archive: Path, ignored: Counter[str]) -> tuple[Table, list[str]]:
+def _flat(archive: Path, ignored: Ignored) -> tuple[Table, list[str]]:
     """The images of an archive by their bare names, sorted."""
     table = read_table([archive])
     table = table.take(image_rows(table, ignored))

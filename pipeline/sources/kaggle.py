@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import csv
 import os
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -19,7 +18,9 @@ from pipeline.errors import UsageError
 from pipeline.sources import names
 from pipeline.sources.base import SourceSet
 from pipeline.sources.folder import build, scan
+from pipeline.sources.ignored import Ignored
 from pipeline.sources.labels import LabelColumn
+from pipeline.words import counted
 
 SOLUTION, MAPPING = "LOC_val_solution.csv", "LOC_synset_mapping.txt"
 _SPLITS = ("train", "val", "test")
@@ -42,7 +43,7 @@ def open_kaggle(src: Path, splits: Sequence[str] | None = None) -> SourceSet:
     tree = find_tree(src)
     if tree is None:
         raise UsageError(f"{src}: no ILSVRC/Data/CLS-LOC in it; give the folder of the unpacked Kaggle archive")
-    ignored = Counter[str]()
+    ignored = Ignored(os.fsencode(tree))
     folders = {split: os.fsencode(tree / split) for split in _SPLITS if (tree / split).is_dir()}
     scans = {split: scan(folders[split], ignored) for split in folders if not splits or split in splits}
     notes: list[str] = []
@@ -89,7 +90,8 @@ def _solve(solution: Path, keys: Iterable[bytes], images: Path) -> tuple[LabelCo
         more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
         raise UsageError(f"{images / missing[0]}{more}: not in {solution}; get the file again, or remove the images")
     unused = len(truth) - len(column)
-    return column, [f"{images}: {unused:,} images that {solution} lists aren't there"] if unused > 0 else []
+    listed = f"{counted(unused, 'image')} that {solution} lists {'is' if unused == 1 else 'are'} missing there"
+    return column, [f"{images}: {listed}"] if unused > 0 else []
 
 
 def _read_mapping(path: Path) -> dict[str, str]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from pipeline.errors import UsageError
 from pipeline.sources.base import UNLABELLED
+from pipeline.words import counted
 
 MAX_CLASSES = 1_000_000
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
@@ -117,7 +118,7 @@ def resolve(
             more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
             raise UsageError(
                 f"{where(split, column.first(unknown[0]))}: class {unknown[0]!r}{more} isn't in {declared} "
-                f"({len(ids):,} classes); correct it, or leave out the split"
+                f"({counted(len(ids), 'class', 'classes')}); correct it, or leave out the split"
             )
         table = np.array([index[str(token)] for token in column.tokens], np.int32)
         labels[split] = _apply(table, column.codes)
@@ -153,7 +154,7 @@ def _integers(
             if int(token) >= num_classes:
                 raise UsageError(
                     f"{where(split, column.first(token))}: label {token} is out of range; "
-                    f"there are {num_classes:,} classes, 0 to {num_classes - 1:,}"
+                    f"labels go from 0 to {num_classes - 1:,}"
                 )
         labels[split] = _apply(np.array(column.tokens, np.int32), column.codes)
     return [str(i) for i in range(num_classes)], labels

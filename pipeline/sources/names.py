@@ -7,7 +7,6 @@ would expect the file to be accounted for, even where decoding it may turn out t
 from __future__ import annotations
 
 import re
-from collections import Counter
 
 # fmt: off
 IMAGE_EXTENSIONS = frozenset((
@@ -84,8 +83,3 @@ def one_line(error: Exception) -> str:
 def natural_splits(names: set[str]) -> list[str]:
     """Split names in the order of a store: train, val, the rest sorted."""
     return sorted(names, key=lambda name: ({"train": 0, "val": 1}.get(name, 2), name))
-
-
-def describe(ignored: Counter[str]) -> str:
-    """The counts in words: `3 dot-file, 1 not an image`."""
-    return ", ".join(f"{count:,} {what}" for what, count in sorted(ignored.items()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -126,7 +127,7 @@ def _renumber(found: SourceSet, ids: Sequence[str], *, keep_unlabelled: bool = T
 
 
 def _with(found: SourceSet, ids: list[str], names: list[str] | None, splits: dict[str, Source]) -> SourceSet:
-    return SourceSet(found.kind, ids, splits, names, found.ignored, found.notes, found.origin)
+    return replace(found, class_ids=ids, class_names=names, splits=splits)
 
 
 def _lines(flag: str, path: str | Path) -> list[str]:

@@ -8,8 +8,8 @@ wraps everything else is passed through. Several archives are put together; thos
 from __future__ import annotations
 
 import os
+import posixpath
 from array import array
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,9 @@ from pipeline.errors import UsageError
 from pipeline.sources import names
 from pipeline.sources.archive import ArchiveSource, Table, TableBuilder
 from pipeline.sources.base import SourceSet
-from pipeline.sources.folder import OUTSIDE_SPLITS, single_name
+from pipeline.sources.depth import Deeper
+from pipeline.sources.folder import single_name
+from pipeline.sources.ignored import OUTSIDE_SPLITS, Ignored
 from pipeline.sources.labels import LabelColumn, resolve
 from pipeline.sources.names import OUTSIDE_CLASSES
 from pipeline.sources.strings import Strings, StringsBuilder, first_duplicate, path_order
@@ -52,12 +54,12 @@ def read_table(paths: Sequence[Path]) -> Table:
     return builder.build()
 
 
-def image_rows(table: Table, ignored: Counter[str]) -> np.ndarray:
+def image_rows(table: Table, ignored: Ignored) -> np.ndarray:
     """int64: the rows of the table that are image candidates; the rest is counted."""
     keep = np.zeros(len(table.names), bool)
     for i, name in enumerate(table.names):
         if why := names.why_ignored(name):
-            ignored[why] += 1
+            ignored.add(why, name)
         else:
             keep[i] = True
     return np.flatnonzero(keep)
@@ -69,11 +71,12 @@ def open_tar(src: Path, splits: Sequence[str] | None = None) -> SourceSet:
     Raises:
         UsageError: a truncated or damaged archive, the same path twice, or a class that `train` doesn't have.
     """
-    paths, ignored, notes = find_files(src, ".tar"), Counter[str](), list[str]()
+    paths, ignored, notes = find_files(src, ".tar"), Ignored(), list[str]()
     table = read_table(paths)
     table = table.take(image_rows(table, ignored))
     rows: dict[str, array[int]] = {}
     keys: dict[str, StringsBuilder] = {}
+    tops: dict[str, bytes] = {}
     for number, path in enumerate(paths):
         inside = np.flatnonzero(table.archive == number)
         found = layout(table.names.take(inside), str(path))
@@ -86,36 +89,50 @@ def open_tar(src: Path, splits: Sequence[str] | None = None) -> SourceSet:
             if found.holds_splits:
                 split = names.split_of_folder(folders[found.depth]) if len(folders) > found.depth + 1 else None
             if split is None:
-                ignored[OUTSIDE_SPLITS] += 1
+                ignored.add(OUTSIDE_SPLITS, table.names[row])
                 continue
+            depth = found.depth + found.holds_splits
+            tops.setdefault(split, b"/".join(folders[:depth]))
             rows.setdefault(split, array("q")).append(row)
-            keys.setdefault(split, StringsBuilder()).append(b"/".join(folders[found.depth + found.holds_splits :]))
-    tables, columns = {}, {}
+            keys.setdefault(split, StringsBuilder()).append(b"/".join(folders[depth:]))
+    tables, columns, deep = {}, {}, {}
     for split in names.natural_splits(set(rows)):
         part = table.take(np.array(rows.pop(split), np.int64), keys.pop(split).build())
-        tables[split], columns[split] = _order(part, paths, ignored)
+        tables[split], columns[split], deep[split] = _order(part, paths, ignored)
     ids, labels = resolve(columns, lambda split, i: f"{src}: {names.text(tables[split].names[i])}")
     sources = {
         split: ArchiveSource([str(path) for path in paths], part, labels[split])
         for split, part in tables.items()
         if not splits or split in splits
     }
-    return SourceSet("tar", ids, sources, ignored=ignored, notes=notes, origin=str(src))
+    warnings = [_too_high(deep[split], tops[split], split, src) for split in sources if deep[split].first]
+    return SourceSet("tar", ids, sources, ignored=ignored, notes=notes, warnings=warnings[:1], origin=str(src))
 
 
-def _order(table: Table, paths: Sequence[Path], ignored: Counter[str]) -> tuple[Table, LabelColumn]:
-    """One split in the order of a sorted walk, and its labels: the first folder, where there are folders."""
+def _too_high(deeper: Deeper, top: bytes, split: str, src: Path) -> str:
+    """The warning; `top` is what was left out of the split's paths."""
+    wanted = names.text(posixpath.join(top, deeper.wanted_root))
+    flags = "" if split == "train" else f" with --split {split}"
+    example = names.text(posixpath.join(top, deeper.first))
+    return deeper.warning(f"{src}: {example}", f"unpack it and give the folder {wanted} as SRC{flags}")
+
+
+def _order(table: Table, paths: Sequence[Path], ignored: Ignored) -> tuple[Table, LabelColumn, Deeper]:
+    """One split in the order of a sorted walk, its labels (the first folder, where there are folders), and what lies
+    in folders below that."""
     inner = np.fromiter((b"/" in key for key in table.names), bool, len(table.names))
     labelled = bool(inner.any())
     if labelled and not inner.all():
-        ignored[OUTSIDE_CLASSES] += int((~inner).sum())
+        outside = np.flatnonzero(~inner)
+        ignored.add(OUTSIDE_CLASSES, table.names[int(outside[0])], len(outside))
         table = table.take(np.flatnonzero(inner))
     table = table.take(path_order(table.names))
     refuse_duplicates(table, paths)
-    column = LabelColumn()
+    column, deeper = LabelColumn(), Deeper()
     for key in table.names:
         column.add(names.text(key.partition(b"/")[0]) if labelled else None)
-    return table, column
+        deeper.look(key)
+    return table, column, deeper
 
 
 def refuse_duplicates(table: Table, paths: Sequence[Path]) -> None:

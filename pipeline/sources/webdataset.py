@@ -11,7 +11,6 @@ import json
 import os
 import re
 from array import array
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,13 +23,13 @@ from pipeline.sources import names
 from pipeline.sources.archive import ArchiveSource, Table, TableBuilder, opened
 from pipeline.sources.base import Source, SourceSet
 from pipeline.sources.folder import single_name
+from pipeline.sources.ignored import NO_IMAGE, OTHER_FILE, Ignored
 from pipeline.sources.labels import LabelColumn, all_integers, resolve, stated
 from pipeline.sources.strings import StringsBuilder, first_duplicate
 from pipeline.sources.tar import find_files, split_of_archive
 from pipeline.sources.tarfiles import members, pread
 
 LABEL_FIELDS = ("label", "cls", "class", "class_id", "label_id")
-NO_IMAGE, OTHER_FILE = "sample without an image", "file of a sample that isn't used"
 _KEY = re.compile(rb"((?:.*/|)[^./][^./]*)\.([^/]*)", re.DOTALL)
 _META = re.compile(rb"(?:.*/)?__[^/]*__(?:/.*)?", re.DOTALL)  # such as __info__.json: about the shard
 _LOOK = 64  # members that are looked at to tell WebDataset from a plain tar
@@ -80,7 +79,7 @@ def open_webdataset(src: Path, splits: Sequence[str] | None = None) -> SourceSet
     Raises:
         UsageError: a damaged shard, a sample with two images, or labels for some samples only.
     """
-    paths, ignored = find_files(src, ".tar"), Counter[str]()
+    paths, ignored = find_files(src, ".tar"), Ignored()
     builder = TableBuilder()
     for number, path in enumerate(paths):
         builder.add_archive(str(path), number)
@@ -105,14 +104,14 @@ def open_webdataset(src: Path, splits: Sequence[str] | None = None) -> SourceSet
     return SourceSet("webdataset", ids, sources, ignored=ignored, origin=str(src))
 
 
-def _samples(table: Table, number: int, path: Path, ignored: Counter[str]) -> Iterator[tuple[bytes, dict[str, int]]]:
+def _samples(table: Table, number: int, path: Path, ignored: Ignored) -> Iterator[tuple[bytes, dict[str, int]]]:
     """Each sample of a shard: its key, and extension -> row of the table."""
     key, files = b"", dict[str, int]()
     inside = np.flatnonzero(table.archive == number)
     for row in inside.tolist():
         parts = split_name(table.names[row])
         if parts is None:
-            ignored[OTHER_FILE] += 1
+            ignored.add(OTHER_FILE, table.names[row])
             continue
         if parts[0] != key and files:
             yield key, files
@@ -125,13 +124,13 @@ def _samples(table: Table, number: int, path: Path, ignored: Counter[str]) -> It
         yield key, files
 
 
-def _collect(table: Table, number: int, path: Path, shards: _Shards, ignored: Counter[str]) -> None:
+def _collect(table: Table, number: int, path: Path, shards: _Shards, ignored: Ignored) -> None:
     with opened(str(path)) as fd:
         for key, files in _samples(table, number, path, ignored):
             images = [extension for extension in files if _is_image(extension)]
             plain = [extension for extension in images if "." not in extension] or images  # jpg before mask.png
             if not plain:
-                ignored[NO_IMAGE] += 1
+                ignored.add(NO_IMAGE, key)
                 continue
             if len(plain) > 1:
                 raise UsageError(
@@ -140,7 +139,9 @@ def _collect(table: Table, number: int, path: Path, shards: _Shards, ignored: Co
             label = _label(fd, files, table, f"{path}: {names.text(key)}")
             if label is None and shards.without is None:
                 shards.without = len(shards.rows)
-            ignored[OTHER_FILE] += sum(extension not in (plain[0], "cls", "json") for extension in files)
+            for extension, row in files.items():
+                if extension not in (plain[0], "cls", "json"):
+                    ignored.add(OTHER_FILE, table.names[row])
             shards.rows.append(files[plain[0]])
             shards.keys.append(key)
             shards.column.add(None if label is None else stated(label))

@@ -1,4 +1,5 @@
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -6,7 +7,8 @@ from pathlib import Path
 import pytest
 from folders import make_folder, same_tree
 
-from pipeline.cli import main
+from pipeline.arguments import make_parser
+from pipeline.cli import _what_is_left, main
 
 
 def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -58,7 +60,10 @@ def test_relative_paths(folder: Path, store: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["convert"], 2, "required: src, dst; see `python -m pipeline convert --help`"),
+        (["convert"], 2, "required: SRC, DST; see `python -m pipeline convert --help`"),
+        (["convert", "{folder}"], 2, "required: DST; see `python -m pipeline convert --help`"),
+        (["verify"], 2, "required: STORE; see `python -m pipeline verify --help`"),
+        (["copy", "x.zarr"], 2, "required: DST; see `python -m pipeline copy --help`"),
         (["convert", "nowhere", "x.zarr"], 2, "nowhere"),
         (["convert", "{folder}", "x.zarr", "--sise", "5"], 2, "--sise"),
         (["convert", "{folder}", "x.zarr", "--size", "big"], 2, "--size big: must be whole numbers of pixels"),
@@ -66,6 +71,8 @@ def test_relative_paths(folder: Path, store: Path, tmp_path: Path) -> None:
         (["convert", "{folder}", "x.zarr", "--n-jobs", "many"], 2, "--n-jobs"),
         (["convert", "{folder}", "x.zarr", "--source", "zip"], 2, "zip"),
         (["convert", "{folder}", "x.zarr", "--split", "test"], 2, "test"),
+        (["convert", "{folder}", "x.zarr", "--part", "0/4"], 2, "--part 0/4: I must be from 1 to N"),
+        (["convert", "{folder}", "x.zarr", "--quiet", "--verbose"], 2, "--quiet and --verbose contradict each other"),
         (["transmogrify"], 2, "transmogrify"),
         ([], 2, "see `python -m pipeline --help`"),
         (["verify", "x.zarr"], 2, "no store there"),
@@ -126,5 +133,99 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
 def test_version_and_help() -> None:
     assert run("--version").stdout.startswith("python -m pipeline 0.")
     text = run("convert", "--help").stdout
-    for flag in ("--size", "--on-error", "--part", "--limit-per-class", "example: "):
+    for flag in ("--size", "--on-error", "--part", "--limit-per-class", "--quiet", "--verbose", "--debug"):
         assert flag in text
+
+
+@pytest.mark.parametrize("command", ["convert", "commit", "info", "verify", "copy", "report", "bench"])
+def test_every_command_explains_itself(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    with pytest.raises(SystemExit, match="0"):
+        main([command, "--help"])
+    text = capsys.readouterr().out
+    assert "\x1b" not in text
+    assert f"examples:\n  python -m pipeline {command} " in text
+    assert "--quiet" in text
+    assert "--debug" in text
+
+
+def test_the_installed_command_names_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/usr/local/bin/efficient-imagenet", "verify"])
+    assert main() == 2
+    assert "required: STORE; see `efficient-imagenet verify --help`" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="0"):
+        main(["commit", "--help"])
+    assert "  efficient-imagenet commit data/" in capsys.readouterr().out
+
+
+def test_shells_complete_commands_flags_and_paths(tmp_path: Path) -> None:
+    pytest.importorskip("shtab")
+    script = run("--print_completion", "shtab-bash").stdout
+    (tmp_path / "complete.bash").write_text(script)
+    (tmp_path / "photos").mkdir()
+    asking = f"""
+    source {tmp_path / "complete.bash"}
+    ask() {{
+      COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
+      _shtab_efficient_imagenet
+      echo "${{COMPREPLY[@]}}"
+    }}
+    ask efficient-imagenet ver
+    ask efficient-imagenet convert --exif
+    ask efficient-imagenet convert --fit st
+    ask efficient-imagenet convert pho
+    """
+    done = subprocess.run(["bash", "-c", asking], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.stdout.split("\n") == ["verify", "--exif-transpose", "stretch", "photos", ""], done.stderr
+
+
+def test_quiet_says_nothing_but_errors(folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    arguments = ["convert", str(folder), str(tmp_path / "a.zarr"), "--size", "8", "--n-jobs", "1", "--quiet"]
+    (folder / "readme.txt").touch()
+    assert main(arguments) == 0
+    assert main(arguments) == 0
+    assert main(["copy", str(tmp_path / "a.zarr"), str(tmp_path / "b.zarr"), "--quiet"]) == 0
+    assert capfd.readouterr() == ("", "")
+    assert main([*arguments, "--fit", "pad"]) == 1
+    assert capfd.readouterr().err.count("\n") == 1
+
+
+def test_verbose_names_chunks_and_bad_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = make_folder(tmp_path / "source", {"val": {"a": 3}})
+    (source / "val" / "a" / "001.jpg").write_bytes(b"")
+    arguments = ["convert", str(source), str(tmp_path / "a.zarr"), "--size", "8", "--n-jobs", "1", "--on-error", "skip"]
+    assert main([*arguments, "--verbose"]) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith(("val: chunk", "val: bad"))]
+    assert len(lines) == 4
+    for number, bad in enumerate((0, 1, 0)):
+        pattern = rf"val: chunk {number} of 3: 1 image in [\d.]+ s \([\d,]+ images/s\), {bad} bad"
+        assert sum(re.fullmatch(pattern, line) is not None for line in lines) == 1
+    (named,) = (line for line in lines if ": bad:" in line)
+    assert named == f"val: bad: a/001.jpg: the file has no bytes ({source}/val/a/001.jpg)"
+
+
+def test_a_stopped_command_says_what_is_left(folder: Path, tmp_path: Path) -> None:
+    def said(*arguments: str) -> str:
+        parsed = make_parser().parse_args(list(arguments))
+        return _what_is_left(parsed.command, parsed[parsed.command])
+
+    convert = ["convert", str(folder), str(tmp_path / "a.zarr"), "--size", "8", "--n-jobs", "1"]
+    assert said(*convert) == "no chunk was finished yet: rerun the same command"
+    assert said("verify", str(tmp_path / "a.zarr")) == "run the same command again"
+    assert said(*convert, "--dry-run") == "run the same command again"
+    assert said(*convert, "--size", "big") == "run the same command again"
+    assert _what_is_left("arguments", None) == "run the same command again"
+    assert main([*convert, "--part", "1/16", "--split", "train", "--quiet"]) == 0
+    assert said(*convert) == "1 finished chunk is kept: rerun the same command to go on"
+    assert main([*convert, "--part", "2/16", "--split", "train", "--quiet"]) == 0
+    assert said(*convert) == "2 finished chunks are kept: rerun the same command to go on"
+    several = [*convert, "--size", "16"]
+    several[2] = str(tmp_path / "{size}.zarr")
+    assert said(*several) == "no chunk was finished yet: rerun the same command"
+    assert main([*convert, "--quiet"]) == 0
+    assert said(*convert) == "finished splits are kept: rerun the same command to go on"

@@ -199,6 +199,32 @@ def test_another_recipe_is_refused(source: Path, tmp_path: Path, change: dict[st
     assert open_store(store).splits == ["train", "val"]
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"size": 24}, "size: the store has 16, this conversion asks for 24"),
+        ({"fit": "pad", "channels": "gray"}, "fit: the store has crop, this conversion asks for pad"),
+        ({"exif_transpose": True}, "exif_transpose: the store has False, this conversion asks for True"),
+    ],
+)
+def test_another_geometry_names_the_first_difference_only(
+    source: Path, reference: Path, change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(Error) as caught:
+        run(source, reference, **change)
+    assert str(caught.value) == f"{reference}: {message}; use another DST, or --overwrite to replace the store"
+
+
+def test_other_classes_name_the_first_difference_only(source: Path, reference: Path, tmp_path: Path) -> None:
+    shutil.copytree(source, tmp_path / "source")
+    os.rename(tmp_path / "source" / "train" / "dog", tmp_path / "source" / "train" / "doe")
+    with pytest.raises(Error, match="class 1: the store has dog, this conversion asks for doe; use another DST"):
+        run(tmp_path / "source", reference, split="train")
+    shutil.rmtree(tmp_path / "source" / "train" / "eel")
+    with pytest.raises(Error, match="number of classes: the store has 3, this conversion asks for 2; use another DST"):
+        run(tmp_path / "source", reference, split="train")
+
+
 def test_another_source_is_refused(source: Path, tmp_path: Path) -> None:
     folder, store = tmp_path / "source", tmp_path / "b.zarr"
     shutil.copytree(source, folder)

@@ -111,6 +111,30 @@ def interrupt_twice(process: subprocess.Popen[str]) -> None:
         os.killpg(process.pid, signal.SIGINT)
 
 
+@pytest.mark.parametrize(
+    ("signum", "word", "code"), [(signal.SIGTERM, "terminated", 143), (signal.SIGINT, "interrupted", 130)]
+)
+def test_a_stopped_conversion_says_what_is_kept(
+    source: Path, tmp_path: Path, signum: int, word: str, code: int
+) -> None:
+    for attempt in range(5):
+        store = tmp_path / f"{attempt}.zarr"
+        process = start(source, store)
+        wait_for_receipts(store, 2, process)
+        os.kill(process.pid, signum)
+        returned, stderr = finish(process)
+        if returned == 0:  # it was faster
+            continue
+        assert returned == code
+        assert "Traceback" not in stderr
+        kept = len(receipts(store))
+        assert kept >= 2
+        last = stderr.strip().splitlines()[-1]
+        assert last == f"{word}; {kept} finished chunks are kept: rerun the same command to go on"
+        return
+    pytest.fail("every conversion finished before it could be stopped")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("stop", "codes", "times"),

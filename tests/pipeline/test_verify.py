@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from folders import make_folder, make_image
 
-from pipeline import convert
+from pipeline import convert, open_store
+from pipeline.errors import UsageError
 from pipeline.recode import copy_store
 from pipeline.verify import verify
 
@@ -134,3 +135,36 @@ def test_a_compressed_copy_is_verified_too(store: Path, source: Path, tmp_path: 
 def test_digests_are_of_the_bytes_on_disk(store: Path) -> None:
     digests = np.fromfile(store / "train" / "digests" / "c.0.0", np.uint8)
     assert digests.size == 50 * 32
+
+
+def test_the_wrong_source_says_which_is_expected(store: Path, tmp_path: Path) -> None:
+    expected = (
+        f"expected is the SRC that {store} was converted from: a source of kind folder with a split train of "
+        f"100 samples, such as {open_store(store)['train'].key(0).decode()}"
+    )
+    other = make_folder(tmp_path / "other", {"train": {"bus": 2}})
+    wrong = {
+        other: "none of the samples of train is there (2 others, such as bus/000.jpg)",
+        tmp_path / "nowhere": f"{tmp_path / 'nowhere'}: no such file or folder; check the path",
+    }
+    for against, message in wrong.items():
+        with pytest.raises(UsageError) as caught:
+            verify(store, against=against, quiet=True)
+        assert str(caught.value) == f"--against {against}: {message}; {expected}"
+
+
+def test_the_wrong_source_is_noticed_before_the_chunks_are_read(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.verify._check_chunks", None)
+    other = make_folder(tmp_path / "other", {"train": {"bus": 2}})
+    with pytest.raises(UsageError, match="none of the samples of train is there"):
+        verify(store, against=other, quiet=True)
+
+
+def test_a_source_without_the_split(store: Path, source: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(source, tmp_path / "source"))
+    shutil.rmtree(other / "val")
+    message = r"no split 'val' \(there are: train\); .*; expected is the SRC that .* a split val of 5 samples"
+    with pytest.raises(UsageError, match=message):
+        verify(store, against=other, quiet=True)

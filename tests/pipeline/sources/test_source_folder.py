@@ -135,7 +135,7 @@ def test_empty_class_keeps_its_label(tmp_path):
     found = open_source(tmp_path)
     assert found.class_ids == ["a", "b", "c"]
     assert found.splits["val"].labels.tolist() == [2]
-    assert found.notes == ["train: 1 of 3 classes have no image (b); they keep their labels"]
+    assert found.notes == ["train: 1 of 3 classes has no image (b); it keeps its label"]
     assert open_source(tmp_path, splits=["val"]).splits["val"].labels.tolist() == [2]
 
 
@@ -326,7 +326,10 @@ def test_nothing_found_says_what_was_passed_over(tmp_path):
     with pytest.raises(UsageError, match="no images found; check the path"):
         open_source(tmp_path)
     write(tmp_path, "a/readme.txt", "a/.hidden.jpg")
-    with pytest.raises(UsageError, match=r"no images found \(ignored: 1 dot-file, 1 not an image\)"):
+    with pytest.raises(
+        UsageError,
+        match=r"no images found \(ignored: 1 dot-file \(a/.hidden.jpg\), 1 file that is no image \(a/readme.txt\)\)",
+    ):
         open_source(tmp_path)
     write(tmp_path, "train/a/1.jpg")
     (tmp_path / "val").mkdir()
@@ -339,3 +342,37 @@ def test_no_such_path(tmp_path):
         open_source(tmp_path / "nothing")
     with pytest.raises(UsageError, match="no such file or folder"):
         open_source(tmp_path / "nothing", "folder")
+
+
+@pytest.mark.parametrize(
+    ("files", "count", "example", "classes", "wanted"),
+    [
+        (["stuff/cat/1.jpg", "stuff/dog/1.jpg"], "2 of 2 images lie", "stuff/cat/1.jpg", "stuff", "stuff"),
+        (["stuff/cat/1.jpg", "stray.jpg"], "1 of 1 image lies", "stuff/cat/1.jpg", "stuff", "stuff"),
+        (["cat/1.jpg", "dog/puppies/1.jpg"], "1 of 2 images lies", "dog/puppies/1.jpg", "dog", "dog"),
+        ([f"{i}/cat/1.jpg" for i in range(4)], "4 of 4 images lie", "0/cat/1.jpg", "0, 1, 2, ...", "0"),
+        (["a/b/train/cat/1.jpg", "a/b/val/cat/1.jpg"], "2 of 2 images lie", "a/b/train/cat/1.jpg", "a", "a/b"),
+    ],
+)
+def test_a_source_that_may_be_a_folder_too_high_is_pointed_out(tmp_path, files, count, example, classes, wanted):
+    found = open_source(write(tmp_path, *files))
+    (warning,) = found.warnings
+    assert warning == (
+        f"{count} deeper than the class folders, such as {tmp_path / example}; taken for the class: {classes}; "
+        f"if the folders below are the classes, give {tmp_path / wanted} as SRC"
+    )
+    assert open_source(tmp_path, limit_per_class=1).warnings == found.warnings
+    below = open_source(tmp_path / wanted)
+    assert below.warnings == []
+    assert {"cat", "puppies"} & set(below.class_ids)
+
+
+def test_a_split_folder_that_may_be_too_high(tmp_path):
+    (warning,) = open_source(write(tmp_path, "train/a/1.jpg", "val/a/x/1.jpg", "test/a/y/1.jpg")).warnings
+    assert warning.startswith(f"1 of 1 image lies deeper than the class folders, such as {tmp_path}/val/a/x/1.jpg; ")
+    assert warning.endswith(f"give {tmp_path}/val/a as SRC with --split val")
+
+
+def test_images_where_they_should_be_raise_no_warning(tmp_path):
+    assert open_source(write(tmp_path / "a", "train/cat/1.jpg", "val/cat/1.jpg")).warnings == []
+    assert open_source(write(tmp_path / "b", "1.jpg")).warnings == []

@@ -83,7 +83,7 @@ def test_image_that_the_solution_lacks(root):
 def test_solution_that_lists_more(root):
     with open(root / "LOC_val_solution.csv", "a") as file:
         file.write("ILSVRC2012_val_00000003,n01440764 1 2 3 4\r\n")
-    assert "1 images that" in open_source(root).notes[0]
+    assert "1 image that" in open_source(root).notes[0]
 
 
 def test_damaged_solution(root):

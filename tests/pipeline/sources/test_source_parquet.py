@@ -1,5 +1,6 @@
 """Hugging Face parquet in small, written by pyarrow."""
 
+import io
 import json
 import pickle
 import random
@@ -9,8 +10,11 @@ import joblib
 import numpy as np
 import pytest
 from layouts import samples, write_files
+from PIL import Image
 
+from pipeline import convert
 from pipeline.errors import BadSample, Error, UsageError
+from pipeline.info import store_info, store_text
 from pipeline.sources import UNLABELLED, open_source, parquet
 
 pa = pytest.importorskip("pyarrow")
@@ -210,6 +214,27 @@ def test_large_images_are_shuffled_by_row_groups(tmp_path, monkeypatch):
     monkeypatch.setattr(parquet, "CACHE_BYTES", 5000)
     assert open_source(path).splits["train"].blocks.tolist() == [0, 4, 8, 10]
     assert open_source(path, limit_per_class=3).splits["train"].blocks.tolist() == [0, 4, 6]
+
+
+def test_the_store_says_what_was_shuffled_as_a_whole(tmp_path, monkeypatch):
+    buffer = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(buffer, "PNG")
+    rows = [({"bytes": buffer.getvalue(), "path": f"{i}.png"}, 0) for i in range(10)]
+    for split in ("train", "val"):
+        write(tmp_path / "data" / f"{split}.parquet", rows, group=4)
+
+    def orders(name, **options):
+        convert(tmp_path / "data", tmp_path / name, size=8, n_jobs=1, quiet=True, **options)
+        return [json.loads((tmp_path / name / split / "zarr.json").read_text())["attributes"]["order"] for split in
+                ("train", "val")]  # fmt: skip
+
+    plain = {"shuffled": False, "seed": None}
+    assert orders("small.zarr") == [{"shuffled": True, "seed": 0}, plain]
+    monkeypatch.setattr(parquet, "CACHE_BYTES", 100)
+    assert orders("large.zarr", seed=3) == [{"shuffled": True, "seed": 3, "blocks": "row groups"}, plain]
+    assert orders("kept.zarr", no_shuffle=True) == [plain, plain]
+    assert "order  shuffled by row groups, seed 3" in store_text(store_info(tmp_path / "large.zarr"))
+    assert orders("large.zarr", seed=3)[0]["blocks"] == "row groups"  # finished already: not refused
 
 
 def test_a_worker_maps_the_index_without_row_groups(tmp_path):

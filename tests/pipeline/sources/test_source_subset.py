@@ -40,7 +40,7 @@ def test_order_from_a_file_is_the_line_number(root, tmp_path):
     found = open_source(root, class_order=lines(tmp_path, "\ufeff# mine\r\n10\r\n\r\n77\r\n1\r\n2\r\n"))
     assert found.class_ids == ["10", "77", "1", "2"]
     assert [label for _, label in shown(found.splits["train"])[::3]] == [2, 0, 3]
-    assert found.notes == ["train: 1 of 4 classes have no image (77); they keep their labels"]
+    assert found.notes == ["train: 1 of 4 classes has no image (77); it keeps its label"]
 
 
 @pytest.mark.parametrize(

@@ -242,3 +242,26 @@ def test_few_descriptors_for_many_archives(tmp_path, monkeypatch):
         assert len(os.listdir("/proc/self/fd")) == before + 3
         del source
         assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize(
+    ("members", "count", "example", "classes", "wanted"),
+    [
+        # the stray image hides that stuff/ wraps everything else
+        (["1.jpg", "stuff/cat/1.jpg", "stuff/dog/1.jpg"], "2 of 2 images lie", "stuff/cat/1.jpg", "stuff", "stuff"),
+        (["pets/a/cat/1.jpg", "pets/b/dog/1.jpg"], "2 of 2 images lie", "pets/a/cat/1.jpg", "a, b", "pets/a"),
+        (["train/cat/1.jpg", "train/cat/old/1.jpg"], "1 of 2 images lies", "train/cat/old/1.jpg", "cat", "train/cat"),
+    ],
+)
+def test_images_deeper_than_the_class_folders_are_pointed_out(tmp_path, members, count, example, classes, wanted):
+    tar = write_tar(tmp_path / "x.tar", *members)
+    (warning,) = open_source(tar).warnings
+    assert warning == (
+        f"{count} deeper than the class folders, such as {tar}: {example}; taken for the class: {classes}; "
+        f"if the folders below are the classes, unpack it and give the folder {wanted} as SRC"
+    )
+
+
+def test_images_where_they_should_be_raise_no_warning(tmp_path):
+    for members in (["stuff/cat/1.jpg", "stuff/dog/1.jpg"], ["1.jpg"], ["train/cat/1.jpg", "val/cat/1.jpg"]):
+        assert open_source(write_tar(tmp_path / "x.tar", *members)).warnings == []

@@ -1,0 +1,25 @@
+"""Numbers in sentences for people: counts with their nouns, durations."""
+
+from __future__ import annotations
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """A count and its noun: `1 image`, `2,000 images`.
+
+    Args:
+        number: how many.
+        noun: its singular.
+        plural: where it isn't the singular and an s.
+    """
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def duration(seconds: float) -> str:
+    """A duration in the two units that matter: `8 s`, `5 min 07 s`, `3 h 12 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60:,} h {minutes % 60:02} min"
