@@ -17,7 +17,7 @@ import simplejpeg
 from pipeline.errors import BadSample
 from pipeline.fit import Placement, place
 from pipeline.geometry import Geometry
-from pipeline.modes import array_to_rgb, to_array
+from pipeline.modes import BACKGROUND, array_to_rgb, to_array
 from pipeline.pil_decode import check_pixels, jpeg_orientation, open_rgb
 from pipeline.resizer import resize_into
 
@@ -38,7 +38,7 @@ class DecodeOptions:
     """
 
     max_pixels: int = 178_956_970
-    background: tuple[int, int, int] = (255, 255, 255)
+    background: tuple[int, int, int] = BACKGROUND
 
 
 @dataclass(frozen=True)

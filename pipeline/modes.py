@@ -9,6 +9,8 @@ BITS_PER_SAMPLE = 258  # TIFF tags
 PHOTOMETRIC = 262
 MIN_IS_WHITE = 0
 STRIP_PIXELS = 1 << 20
+BACKGROUND = (255, 255, 255)
+"""What shows through transparent pixels, (R, G, B)."""
 
 
 def to_rgb(image: Image.Image, background: tuple[int, int, int]) -> Image.Image:
@@ -31,7 +33,10 @@ def to_rgb(image: Image.Image, background: tuple[int, int, int]) -> Image.Image:
             rgb.paste(background, mask=Image.fromarray(levels == transparency))
         return rgb
     if image.mode == "RGB" and isinstance(transparency, tuple) and max(transparency) > 255:
+        image = image.copy()  # a caller's own may be no other afterwards
         image.info["transparency"] = tuple(level >> 8 for level in transparency)  # of a 48-bit PNG, read as 24-bit
+    if image.mode == "La":  # which PIL converts to no other
+        image = image.convert("LA")
     if image.has_transparency_data:
         canvas = Image.new("RGBA", image.size, (*background, 255))
         canvas.alpha_composite(image.convert("RGBA"))
@@ -89,6 +94,22 @@ def to_array(rgb: Image.Image, out: np.ndarray) -> np.ndarray:
         strip = rgb.crop((0, top, width, min(top + rows, height))) if rows < height else rgb
         out[top : top + rows] = np.asarray(strip)
     return out
+
+
+def image_to_array(image: Image.Image) -> np.ndarray:
+    """A PIL image that a program made or opened, as the array that decodes like the same picture in a file.
+
+    Returns:
+        uint8 (H, W) or (H, W, 3).
+
+    Raises:
+        OSError: it was opened from a file whose data are damaged.
+        ValueError: PIL can't convert its mode.
+    """
+    image.load()
+    if image.mode == "L" and not image.has_transparency_data:
+        return np.asarray(image)
+    return np.asarray(to_rgb(image, BACKGROUND))
 
 
 def array_to_rgb(array: np.ndarray, background: tuple[int, int, int]) -> np.ndarray:

@@ -35,7 +35,8 @@ class PackedSource(Indexed):
     Args:
         payload: encoded bytes, paths or arrays' bytes, one per sample.
         kind: uint8 (N,), which of these.
-        shape: int32 (N, 4), height, width, channels (0: none) and index of the dtype; zeros for all but arrays.
+        shape: int32 (N, 4), height, width, channels (0: none) and index of the dtype; zeros for all but arrays. A
+            negative dtype is a sample that is bad already: the payload says `reason: detail`.
         keys, labels: as everywhere.
     """
 
@@ -55,7 +56,8 @@ class PackedSource(Indexed):
             return _encoded(data, self.key(i))
         height, width, channels, dtype = self.shape[i].tolist()
         if dtype < 0:
-            raise BadSample("bad-shape", names.text(data))
+            reason, _, detail = names.text(data).partition(": ")
+            raise BadSample(reason, detail)
         return np.frombuffer(data, _DTYPES[dtype]).reshape((height, width, channels) if channels else (height, width))
 
     def stamps(self, indices: np.ndarray) -> np.ndarray:
@@ -98,8 +100,8 @@ class LazySource(Indexed):
             if isinstance(image, bytes | bytearray | memoryview):
                 return _encoded(bytes(image), self.key(i))
             return read_file(os.fsencode(image)) if isinstance(image, str | os.PathLike) else image_array(image)
-        except OSError as error:  # what PIL raises for a damaged file has no number
-            if error.errno is None:
+        except OSError as error:
+            if error.errno is None:  # PIL's, of a file that the sequence opened
                 raise BadSample("corrupt", f"{names.text(self.key(i))}: {error}") from None
             raise bad_sample(error, self.key(i)) from None
 
@@ -118,18 +120,19 @@ def image_array(image: Any) -> np.ndarray:
     """An array, or a PIL image of any mode, as uint8 or uint16 of shape (H, W) or (H, W, channels).
 
     Raises:
-        BadSample: another dtype or shape.
+        BadSample: another dtype or shape, or an image opened from a damaged file.
     """
     if hasattr(image, "getbands"):  # a PIL image, without importing PIL
-        if image.mode.startswith("I"):  # 16 bits, in 32 with some versions of PIL
-            deep = np.asarray(image)
-            if not ((deep >= 0) & (deep <= 65535)).all():
-                raise BadSample("bad-shape", f"PIL mode {image.mode} with values outside 0..65535")
-            return deep.astype(np.uint16)
-        if image.mode == "F":
-            raise BadSample("bad-shape", "PIL mode F")
-        if image.mode not in ("L", "RGB", "RGBA"):
-            image = image.convert("RGBA" if image.mode in ("LA", "PA", "La") or "transparency" in image.info else "RGB")
+        from pipeline.modes import image_to_array
+
+        try:
+            return image_to_array(image)
+        except ValueError as error:
+            raise BadSample("unsupported", f"PIL mode {image.mode}: {error}") from None
+        except OSError as error:  # what PIL raises for a damaged file has no number
+            if error.errno is not None:
+                raise
+            raise BadSample("corrupt", str(error)) from None
     array = np.asarray(image)
     shape_fits = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3, 4))
     if array.dtype.newbyteorder("=") not in _DTYPES or not shape_fits or not array.size:
@@ -189,7 +192,7 @@ class _Packer:
             try:
                 pixels = image_array(image)
             except BadSample as error:
-                payload, shape = error.detail.encode(), (0, 0, 0, -1)
+                payload, shape = f"{error.reason}: {error.detail}".encode(), (0, 0, 0, -1)
             else:
                 dtype = _DTYPES.index(pixels.dtype.newbyteorder("="))
                 payload = np.ascontiguousarray(pixels, _DTYPES[dtype]).tobytes()

@@ -1,5 +1,6 @@
 """Samples passed from Python."""
 
+import io
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import pytest
 from layouts import write_files
 from PIL import Image
 
+from pipeline import convert, open_store
 from pipeline.errors import BadSample, UsageError
 from pipeline.sources import UNLABELLED, open_source
 from pipeline.sources.sequence import LazySource, PackedSource
@@ -111,32 +113,99 @@ def test_bad_samples(image, reason):
         assert caught.value.reason == reason
 
 
-@pytest.mark.parametrize(
-    ("mode", "kept_as"),
-    [("L", "L"), ("RGBA", "RGBA"), ("1", "RGB"), ("P", "RGB"), ("CMYK", "RGB"), ("YCbCr", "RGB"), ("LA", "RGBA")],
-)
-def test_pil_modes(mode, kept_as):
-    image = Image.fromarray(COLOUR).convert(mode)
-    found = only([(image, 0)]).read(0)
-    assert found.dtype == np.uint8
-    assert np.array_equal(found, np.asarray(image.convert(kept_as)))
+def encoded(image, kind="PNG", **options):
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
 
 
-def test_deep_pil_images_are_not_clipped():
-    deep = DEEP[:, :, 0]
-    for image in (Image.fromarray(deep), Image.fromarray(deep.astype(np.int32))):
-        found = only([(image, 0)]).read(0)
-        assert found.dtype == np.uint16
-        assert np.array_equal(found, deep)
-    for array in (np.full((2, 2), -1, np.int32), np.full((2, 2), 70_000, np.int32), np.ones((2, 2), np.float32)):
-        with pytest.raises(BadSample, match="bad-shape"):
-            only([(Image.fromarray(array), 0)]).read(0)
+def pictures():
+    """(name, PIL image, the same picture as an encoded file) in every mode of PIL's."""
+    colour = Image.fromarray(RNG.integers(0, 256, (12, 9, 3), np.uint8))
+    alpha = Image.fromarray(RNG.integers(0, 256, (12, 9, 4), np.uint8))
+    deep = RNG.integers(0, 65536, (12, 9), np.uint16)
+    palette = colour.convert("P", palette=Image.Palette.ADAPTIVE, colors=16)
+    deep_image = Image.fromarray(deep)
+    saved = {
+        "1": colour.convert("1"),
+        "L": colour.convert("L"),
+        "LA": alpha.convert("LA"),
+        "P": palette,
+        "RGB": colour,
+        "RGBA": alpha,
+        "I;16": deep_image,
+    }
+    for name, image in saved.items():
+        assert image.mode == name
+        yield name, image, encoded(image)
+    yield "I", Image.fromarray(deep.astype(np.int32)), encoded(deep_image)
+    marks = {"P": (palette, 3), "P, an alpha per entry": (palette, bytes(range(0, 256, 16)))}
+    marks |= {
+        "RGB": (colour, colour.getpixel((4, 5))),
+        "L": (colour.convert("L"), colour.convert("L").getpixel((1, 1))),
+    }
+    marks |= {"1": (colour.convert("1"), 255), "I;16": (deep_image, int(deep[3, 3]))}
+    for name, (image, transparency) in marks.items():
+        file = encoded(image, transparency=transparency)
+        marked = image.copy()
+        marked.info["transparency"] = transparency
+        yield f"{name} with a transparent colour", marked, file
+        yield f"{name} with a transparent colour, opened", Image.open(io.BytesIO(file)), file
+    # What PNG can't hold: TIFF can, or PIL's own conversion to what PNG can is the picture.
+    level = np.array(RNG.random((12, 9)), np.float32)
+    for image in (colour.convert("CMYK"), colour.convert("LAB"), Image.fromarray(level)):
+        yield image.mode, image, encoded(image, "TIFF")
+    for mode, via in {"HSV": "RGB", "YCbCr": "RGB", "RGBX": "RGB", "RGBa": "RGBA", "La": "LA", "PA": "RGBA"}.items():
+        image = {"RGBa": alpha, "La": alpha.convert("LA"), "PA": palette}.get(mode, colour).convert(mode)
+        yield mode, image, encoded(image.convert(via))
+    jpeg = encoded(colour.convert("CMYK"), "JPEG")
+    yield "CMYK JPEG, opened", Image.open(io.BytesIO(jpeg)), jpeg
 
 
-def test_transparent_palette():
-    image = Image.fromarray(COLOUR).convert("P")
-    image.info["transparency"] = 0
-    assert np.array_equal(only([(image, 0)]).read(0), np.asarray(image.convert("RGBA")))
+@pytest.mark.parametrize("lazy", [False, True])
+def test_pil_images_of_all_modes_convert_like_files(tmp_path, lazy):
+    class Asked:
+        def __init__(self, samples):
+            self.samples = samples
+
+        def __len__(self):
+            return len(self.samples)
+
+        def __getitem__(self, i):
+            return self.samples[i]
+
+    named = list(pictures())
+    images = [(image, 0) for _, image, _ in named]
+    convert(Asked(images) if lazy else images, tmp_path / "a.zarr", size=8, n_jobs=1, no_shuffle=True, quiet=True)
+    files = [(file, 0) for _, _, file in named]
+    convert(files, tmp_path / "b.zarr", size=8, n_jobs=1, no_shuffle=True, quiet=True)
+    mine, expected = (open_store(tmp_path / name)["train"] for name in ("a.zarr", "b.zarr"))
+    differing = [name for i, (name, _, _) in enumerate(named) if not np.array_equal(mine.image(i), expected.image(i))]
+    assert differing == []
+    assert mine.num_valid == len(named)
+
+
+def test_a_callers_image_stays_as_it_is():
+    image = Image.fromarray(COLOUR)
+    image.info["transparency"] = (0x0100, 0x0200, 0x0300)
+    only([(image, 0)])
+    assert image.info == {"transparency": (0x0100, 0x0200, 0x0300)}
+
+
+def test_a_pil_image_of_a_damaged_file_is_a_bad_sample():
+    data = encoded(Image.fromarray(RNG.integers(0, 256, (50, 50, 3), np.uint8)), "JPEG")[:-900]
+
+    class Lazy:
+        def __len__(self):
+            return 1
+
+        def __getitem__(self, i):
+            return Image.open(io.BytesIO(data)), 0
+
+    for source in (only([(Image.open(io.BytesIO(data)), 0)]), only(Lazy())):
+        with pytest.raises(BadSample, match="truncated") as caught:
+            source.read(0)
+        assert caught.value.reason == "corrupt"
 
 
 @pytest.mark.parametrize(
