@@ -20,7 +20,8 @@ Format = Callable[[float], str]
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis: the range of values, linear or logarithmic, its name and how its ticks are written."""
+    """One axis: the range of values, linear or logarithmic, its name, how its ticks are written, and the distance of
+    linear ones where it's fixed."""
 
     low: float
     high: float
@@ -29,6 +30,7 @@ class Axis:
     text: Format = short_count
     is_shown: bool = True
     whole: bool = False
+    step: float | None = None
 
     def position(self, value: float) -> float:
         """0 at the low end, 1 at the high end."""
@@ -37,10 +39,10 @@ class Axis:
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self, most: int = 6) -> list[float]:
-        """Round values inside the range, at most about `most`."""
+        """Round values inside the range, at most about `most` unless the step is fixed."""
         if self.log:
             return log_ticks(self.low, self.high, most)
-        step = nice_step(max((self.high - self.low) / max(1, most - 1), 1.0 if self.whole else 0.0))
+        step = self.step or nice_step(max((self.high - self.low) / max(1, most - 1), 1.0 if self.whole else 0.0))
         first = math.ceil(self.low / step - 1e-9)
         return [i * step for i in range(first, math.floor(self.high / step + 1e-9) + 1)]
 
@@ -67,8 +69,8 @@ def log_ticks(low: float, high: float, most: int) -> list[float]:
 def linear_axis(
     values: Iterable[float], name: str = "", text: Format = short_count, *, zero: bool = True, whole: bool = False
 ) -> Axis:
-    """An axis that holds all finite values, from 0 where `zero`, with round ends and ticks; `whole` for numbers of
-    things."""
+    """An axis that holds all finite values, from 0 where `zero`, with ticks that are round, at its ends too; `whole`
+    for numbers of things."""
     finite = [value for value in values if math.isfinite(value)] or [0.0]
     low, high = min(finite), max(finite)
     low, high = (min(low, 0.0), max(high, 0.0)) if zero else (low, high)
@@ -78,7 +80,7 @@ def linear_axis(
     step = nice_step(max((high - low) / 5, 1.0 if whole else 0.0))
     low = 0.0 if zero and low == 0 else math.floor(low / step + 1e-9) * step
     high = max(math.ceil(high / step - 1e-9) * step, low + step)
-    return Axis(low, high, name, text=text, whole=whole)
+    return Axis(low, high, name, text=text, whole=whole, step=step)
 
 
 @dataclass(frozen=True)
@@ -178,7 +180,7 @@ def histogram(
 
 
 def heat_map(cells: np.ndarray, x_axis: Axis, y_axis: Axis, label: str, *, diagonal: bool) -> Html:
-    """Counts in a grid of equal cells, darker for more on a logarithmic scale, with a legend.
+    """Counts in a grid of equal cells, stronger for more on a logarithmic scale, with a legend.
 
     Args:
         cells: int (rows, columns), the first row at the bottom.

@@ -59,16 +59,17 @@ font-size:.92rem}
 .tall{max-height:32rem;overflow-y:auto;border:1px solid var(--line);border-radius:8px}
 .tall thead th{position:sticky;top:0;background:var(--card)}
 .tall th:first-child,.tall td:first-child{padding-left:.75rem}
+.tall th:last-child,.tall td:last-child{padding-right:.75rem}
 table{border-collapse:collapse;width:100%;font-size:.9rem;font-variant-numeric:tabular-nums}
 caption{text-align:left;font-weight:600;padding:0 0 .4rem}
 th,td{text-align:left;padding:.38rem .9rem .38rem 0;border-bottom:1px solid var(--line);vertical-align:top}
+th:last-child,td:last-child{padding-right:.25rem}
 thead th{color:var(--soft);font-weight:500;font-size:.82rem;white-space:nowrap;border-bottom-color:var(--soft)}
 tbody th{font-weight:500;overflow-wrap:break-word}
 td bdi,th bdi{display:inline-block;max-width:26rem;min-width:6rem;overflow-wrap:anywhere}
 .word,th code{white-space:nowrap}
 tbody tr:hover{background:var(--wash)}
 .num{text-align:right;white-space:nowrap}
-th:last-child,td:last-child{padding-right:.25rem}
 .bars{width:50%;white-space:nowrap;vertical-align:middle}
 .track{display:inline-block;width:calc(100% - 5.5rem);height:.8rem;vertical-align:-.08rem}
 .bar{display:block;height:100%;min-width:1px;background:var(--s0);border-radius:0 3px 3px 0}

@@ -177,7 +177,7 @@ def _heat(sizes: SizeSurvey) -> Html:
     return figure(
         "Width and height",
         heat_map(cells, x_axis, y_axis, label, diagonal=True),
-        "Darker cells hold more images, on a logarithmic scale. Square images lie on the dotted line.",
+        "The stronger a cell, the more images it holds, on a logarithmic scale. Square images lie on the dotted line.",
     )
 
 

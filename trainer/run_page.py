@@ -105,14 +105,18 @@ def _tiles(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
             rest = " · ".join(part for part in (remark(found[1]), found[1].name if len(runs) > 1 else "") if part)
             made.append((name, text(found[0]), rest))
 
-    made = [("Epochs", count(sum(len(run.epochs) for run in runs)), _progress(runs[0]) if len(runs) == 1 else "in all")]
+    planned = runs[0].config.get("epochs")
+    rest = "in all" if len(runs) > 1 else "" if planned is None else f"of {planned}"
+    made = [("Epochs", count(sum(len(run.epochs) for run in runs)), rest)]
     top = best(lambda run: (run.best("val_top1") or (None,))[0])
     tile("Best top-1", top, percent, lambda run: f"epoch {(run.best('val_top1') or (0, 0))[1]}")
     low = best(lambda run: (run.best("val_loss", lowest=True) or (None,))[0], lowest=True)
     tile("Lowest validation loss", low, loss, lambda run: f"epoch {(run.best('val_loss', lowest=True) or (0, 0))[1]}")
-    tile("Fastest", best(lambda run: run.median("images_per_second")), count, lambda run: "images/s")
-    wait = best(lambda run: run.median("data_wait_share"), lowest=True)
-    tile("Least data wait", wait, percent, lambda run: "of the time" if len(runs) == 1 else "")
+    fastest, wait = "Speed", "Data wait"
+    if len(runs) > 1:
+        fastest, wait = "Fastest", "Least data wait"
+    tile(fastest, best(lambda run: run.median("images_per_second")), count, lambda run: "images/s")
+    tile(wait, best(lambda run: run.median("data_wait_share"), lowest=True), percent, lambda run: "of the time")
     return made
 
 

@@ -27,6 +27,7 @@ def test_linear_axis_holds_everything_between_round_ends(values: list[float], ze
     assert max(values) <= axis.high + slack
     ticks = axis.ticks(5)
     assert 2 <= len(ticks) <= 7
+    assert (ticks[0], ticks[-1]) == pytest.approx((axis.low, axis.high), abs=slack)
     assert all(axis.low - slack <= tick <= axis.high + slack for tick in ticks)
     assert not zero or axis.low <= 0 <= axis.high
     assert not whole or all(float(tick).is_integer() for tick in ticks)
