@@ -36,7 +36,7 @@ def test_a_list_that_makes_a_val_split(photos: Path) -> None:
 
 
 def test_two_folders_into_one_store(photos: Path) -> None:
-    make_folder(photos, {"photos-val": {"dog": 5}})
+    make_folder(photos, {"photos-val": {"cat": 0, "dog": 5}})
     convert("photos", "own.zarr", size=16, n_jobs=1, quiet=True)
     convert("photos-val", "own.zarr", size=16, split="val", n_jobs=1, quiet=True)
     store = open_store("own.zarr")
