@@ -174,7 +174,7 @@ def histogram(
         is_right = x < (WIDTH + LEFT) / 2
         parts.append(tag("line", class_="mark", x1=f"{x:.1f}", x2=f"{x:.1f}", y1=TOP, y2=base))
         anchor = "start" if is_right else "end"
-        place = {"x": f"{x + (5 if is_right else -5):.1f}", "y": TOP + 9, "text_anchor": anchor}
+        place = {"x": f"{x - (1 if is_right else -1):.1f}", "y": TOP - 4, "text_anchor": anchor}  # above all bars
         parts.append(tag("text", name, class_="mark-text", **place))
     return plot.picture(label, *parts)
 

@@ -237,6 +237,7 @@ def _provenance(store: Store, surveys: list[SplitSurvey]) -> Html:
     rows: list[list[object]] = []
     for group in ("recipe", "software"):
         fields = dict.fromkeys(name for attrs in all_attrs for name in attrs.get(group, {}))
+        fields.pop("resizer", None)  # has a row of its own
         for name in fields:
             title = name if group == "software" else _words(name)
             rows.append([title, *(_text(attrs.get(group, {}).get(name)) for attrs in all_attrs)])

@@ -69,6 +69,8 @@ def test_histogram_heights_are_in_proportion() -> None:
     heights = [float(bar.attributes["height"]) for bar in bars]
     assert heights[1] == pytest.approx(4 * heights[0], rel=0.01)
     assert tree.find("line", "mark")
+    (name,) = tree.find("text", "mark-text")
+    assert float(name.attributes["y"]) < min(float(bar.attributes["y"]) for bar in bars)
     assert tree.find("text", "mark-text")[0].text == "stored: 3"
 
 

@@ -85,7 +85,7 @@ def test_figures_are_those_of_the_store(store: Path, labels: np.ndarray) -> None
         source_modes={"RGB": 50, "CMYK": 7},
         decoder_warnings=4,
         resizer="a resizer 1.0",
-        software={"numpy": "9.9"},
+        software={"numpy": "9.9", "resizer": "a resizer 1.0"},
         recipe={"source": "folder", "max_pixels": 1000, "shuffled": False},
     )
     path = write_report(store)
@@ -133,6 +133,7 @@ def test_figures_are_those_of_the_store(store: Path, labels: np.ndarray) -> None
     assert recipe["Max pixels"] == ["1,000", "none"]
     assert recipe["Shuffled"] == ["no", "none"]
     assert recipe["Resizer"] == ["a resizer 1.0", "not recorded"]
+    assert "resizer" not in recipe
     assert recipe["Decoder warnings"] == ["4", "0"]
     assert recipe["numpy"] == ["9.9", "none"]
     prints = tables["Sample fingerprints"]
