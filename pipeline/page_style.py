@@ -115,11 +115,12 @@ font-size:.78rem;font-weight:700;color:var(--card);background:var(--good)}
 .legend li{display:flex;gap:.5rem;align-items:center;overflow-wrap:anywhere}
 .legend svg{flex:none;width:2.4rem;height:.8rem}
 .best{font-weight:700}
-.matrix td,.matrix thead th+th{padding-left:.6rem}
+.matrix td,.matrix thead th+th{padding-left:.6rem;min-width:9.5rem}
 .differs{background:var(--wash);font-weight:600}
 footer{color:var(--soft);font-size:.85rem;padding-top:1rem;padding-bottom:2.5rem}
 @media (max-width:34rem){
-.sheet{grid-template-columns:repeat(auto-fill,minmax(5.9rem,1fr))}.bars{width:42%}svg text{font-size:13.5px}
+.sheet{grid-template-columns:repeat(auto-fill,minmax(5.9rem,1fr))}.bars{width:46%}.value{width:4.3rem}
+.track{width:calc(100% - 4.3rem)}svg text{font-size:13.5px}
 .tiles>div{flex-basis:40%}.tiles strong{font-size:1.3rem}.facts dt{flex:0 1 auto}}
 @media (prefers-reduced-motion:no-preference){html{scroll-behavior:smooth}}
 @media print{:root{--paper:#fff;--card:#fff;--ink:#000;--soft:#444;--line:#bbb;--grid:#ddd;--accent:#0a5f9e;--wash:#eee;
