@@ -16,6 +16,7 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from pipeline.atomic import write_bytes
+from trainer.runs import json_lines
 
 
 def peak_memory_bytes(device: torch.device) -> int:
@@ -53,13 +54,7 @@ class Metrics:
 
     def lines(self) -> list[dict[str, Any]]:
         """The epochs so far; a last line that a crash cut short is left out."""
-        lines = []
-        for text in self._file.read_text().splitlines() if self._file.exists() else []:
-            try:
-                lines.append(json.loads(text))
-            except ValueError:
-                break
-        return lines
+        return json_lines(self._file)[0] if self._file.exists() else []
 
     def step(self, step: int, loss: float, lr: float) -> None:
         """Count a step; `loss` is the newest that is known."""

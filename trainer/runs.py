@@ -106,7 +106,7 @@ def _load(name: str, folder: Path) -> Run:
     if not file.is_file():
         what = "has no metrics.jsonl" if folder.is_dir() else "no such folder"
         raise UsageError(f"{folder}: {what}; give the folder of a run, such as runs/NAME")
-    lines, is_cut = _json_lines(file)
+    lines, is_cut = json_lines(file)
     epochs: dict[float, dict[str, Any]] = {}
     for number, line in enumerate(lines, 1):
         wrong = [key for key, value in line.items() if not isinstance(value, int | float | None)]
@@ -114,12 +114,16 @@ def _load(name: str, folder: Path) -> Run:
             what = f"{wrong[0]} is {line[wrong[0]]!r}, not a number" if wrong else "no epoch in it"
             raise Error(f"{file}: line {number}: {what}; mend or delete that line")
         epochs[line["epoch"]] = line  # a later line of the same epoch replaces it
-    starts = _json_lines(folder / STARTS)[0] if (folder / STARTS).is_file() else []
+    starts = json_lines(folder / STARTS)[0] if (folder / STARTS).is_file() else []
     return Run(name, folder, _config(folder / CONFIG), [epochs[key] for key in sorted(epochs)], starts, is_cut)
 
 
-def _json_lines(file: Path) -> tuple[list[dict[str, Any]], bool]:
-    """The file's objects, and whether a last line without an end was left out."""
+def json_lines(file: Path) -> tuple[list[dict[str, Any]], bool]:
+    """The file's objects, and whether a last line without an end was left out.
+
+    Raises:
+        Error: it can't be read, or another line is broken.
+    """
     try:
         text = file.read_text(encoding="utf-8", errors="replace")
     except OSError as error:

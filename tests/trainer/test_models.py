@@ -15,6 +15,7 @@ from torch import nn
 from torchvision.models import regnet
 
 from pipeline.errors import UsageError
+from trainer.augment import IMAGENET_MEAN, IMAGENET_STD
 from trainer.models import OWN, build_model, load_weights, parameter_groups, read_weights
 
 
@@ -85,6 +86,13 @@ def test_families_are_complete() -> None:
         return {match[0] for name in names if (match := re.match("[a-z]+(_v[23])?", name))}
 
     assert families(torchvision.models.list_models(module=torchvision.models)) <= families(SMALL)
+
+
+def test_googlenet_scales_pixels_as_their_weights_want() -> None:
+    pixels = torch.rand(1, 3, 32, 32)
+    normal = (pixels - torch.tensor(IMAGENET_MEAN).view(3, 1, 1)) / torch.tensor(IMAGENET_STD).view(3, 1, 1)
+    scaled = build_model("googlenet", 3, 32)._transform_input(normal)  # type: ignore[operator]
+    assert torch.allclose(scaled, 2 * pixels - 1, atol=1e-5)
 
 
 def test_timm_by_name() -> None:

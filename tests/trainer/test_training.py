@@ -172,6 +172,18 @@ def test_resume_cuts_metrics_back(store: Path, tmp_path: Path) -> None:
     assert metrics(tmp_path)[-1]["train_loss"] == last["train_loss"]
 
 
+def test_a_resume_never_drops_epochs_behind_a_broken_line(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_here(data=store, out=tmp_path) == 0
+    file = tmp_path / "metrics.jsonl"
+    broken = "oops\n" + file.read_text()
+    file.write_text(broken)
+    line = refusal(capsys, code=1, data=store, out=tmp_path, epochs=3, resume="auto")
+    assert "metrics.jsonl: line 1 is broken" in line
+    assert file.read_text() == broken
+
+
 def test_resume_of_a_finished_run_and_a_longer_one(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
