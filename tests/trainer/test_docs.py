@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from folders import make_folder
 from test_readme import ROOT, blocks, run
 from training_runs import run_here
@@ -16,6 +18,18 @@ from trainer.loader import Loader
 from trainer.models import build_model
 
 TRAINING, LOADING = ROOT / "docs" / "training.md", ROOT / "docs" / "loading.md"
+
+
+def test_the_table_of_recipes_is_theirs() -> None:
+    rows = re.findall(r"^\| `(.+?)` \| `(.+?)` \| .*? \| (.*?) \| (.*?) \| (\w+)", TRAINING.read_text(), re.MULTILINE)
+    recipes = {path.stem: path.read_text() for path in (ROOT / "trainer" / "recipes").glob("*.yaml")}
+    assert {name for name, *_ in rows} == set(recipes)
+    for name, model, epochs, top1, origin in rows:
+        values = yaml.safe_load(recipes[name])
+        assert values["model"] == model
+        if epochs != "see its header":
+            assert (str(values["epochs"]), top1 in recipes[name]) == (epochs, True)
+            assert f"# {origin.capitalize()}" in recipes[name]
 
 
 @pytest.fixture
