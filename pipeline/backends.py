@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +17,7 @@ from pipeline.errors import Error, UsageError
 
 BACKENDS = ("loky", "dask", "ray")
 PARENT_POLL_SECONDS = 0.5
+CONNECT_SECONDS = 10
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
@@ -69,7 +72,7 @@ def _dask(scheduler: str | None) -> Iterator[None]:
             stack.enter_context(Client(cluster))
         else:
             try:
-                stack.enter_context(Client(scheduler, timeout=10))
+                stack.enter_context(Client(scheduler, timeout=CONNECT_SECONDS))
             except (OSError, ValueError, TimeoutError) as error:
                 reason = str(error).splitlines()[0] if str(error) else type(error).__name__
                 raise UsageError(f"--scheduler {scheduler}: no Dask scheduler answers there ({reason})") from None
@@ -83,11 +86,14 @@ def _ray(scheduler: str | None) -> Iterator[None]:
         from ray.util.joblib import register_ray
     except ImportError:
         raise UsageError("--backend ray needs the extra: pip install 'efficient-imagenet[ray]'") from None
+    if scheduler not in (None, "auto"):
+        _check_listening(scheduler)
     register_ray()
     started = not ray.is_initialized()
     if started:
+        dashboard = False if scheduler is None else None
         try:
-            ray.init(address=scheduler, log_to_driver=False, include_dashboard=False if scheduler is None else None)
+            ray.init(address=scheduler, log_to_driver=False, include_dashboard=dashboard, logging_level=logging.ERROR)
         except (ConnectionError, OSError, ValueError, RuntimeError) as error:
             raise UsageError(f"--scheduler {scheduler}: no Ray cluster answers there ({error})") from None
     try:
@@ -95,6 +101,17 @@ def _ray(scheduler: str | None) -> Iterator[None]:
     finally:
         if started:
             ray.shutdown()
+
+
+def _check_listening(scheduler: str) -> None:
+    """Raise UsageError where nothing listens at HOST:PORT: Ray itself tries for minutes, and ends the process."""
+    host, _, port = scheduler.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise UsageError(f"--scheduler {scheduler}: must be HOST:PORT of a running Ray cluster, or auto")
+    try:
+        socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+    except OSError as error:
+        raise UsageError(f"--scheduler {scheduler}: no Ray cluster answers there ({error.strerror or error})") from None
 
 
 def run_jobs(name: str, n_jobs: int, function: Callable[[Job], Result], jobs: Iterable[Job]) -> Iterator[Result]:

@@ -81,6 +81,31 @@ def test_wrong_dask_address(source: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
+def test_a_dask_cluster_of_its_own(source: Path, reference: Path, tmp_path: Path) -> None:
+    pytest.importorskip("distributed")
+    convert(source, tmp_path / "a.zarr", size=16, n_jobs=2, backend="dask", quiet=True)
+    assert same_tree(reference, tmp_path / "a.zarr")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("127.0.0.1:1", r"--scheduler 127.0.0.1:1: no Ray cluster answers there \(Connection refused\)"),
+        ("ray://127.0.0.1:1", r"--scheduler ray://127.0.0.1:1: no Ray cluster answers there \(Connection refused\)"),
+        ("head", "--scheduler head: must be HOST:PORT of a running Ray cluster, or auto"),
+        ("head:0", "--scheduler head:0: must be HOST:PORT of a running Ray cluster, or auto"),
+    ],
+)
+def test_wrong_ray_address(source: Path, tmp_path: Path, address: str, message: str) -> None:
+    pytest.importorskip("ray")
+    with pytest.raises(UsageError, match=message):
+        convert(source, tmp_path / "a.zarr", size=16, backend="ray", scheduler=address, quiet=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
 def test_ray(source: Path, reference: Path, tmp_path: Path) -> None:
     convert(source, tmp_path / "a.zarr", size=16, n_jobs=2, backend="ray", quiet=True)
     assert same_tree(reference, tmp_path / "a.zarr")

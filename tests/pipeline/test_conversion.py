@@ -190,8 +190,10 @@ def test_bad_samples_skipped(source: Path, tmp_path: Path) -> None:
 def test_another_recipe_is_refused(source: Path, tmp_path: Path, change: dict[str, Any], message: str) -> None:
     store = tmp_path / "b.zarr"
     run(source, store, part="1/2")
-    with pytest.raises(Error, match=message):
-        run(source, store, **change)
+    for part in ("2/2", None):
+        with pytest.raises(Error, match=message) as caught:
+            run(source, store, part=part, **change)
+        assert "\n" not in str(caught.value)
     run(source, store)
     with pytest.raises(Error, match=r"use another DST, or --overwrite"):
         run(source, store, **change)
