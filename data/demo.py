@@ -1,4 +1,4 @@
-"""The demo: digits as an image folder -> a store -> two training ranks on the CPU -> a summary.
+"""The demo: digits as an image folder -> a store -> two training ranks on the CPU -> two reports and a summary.
 
     python data/demo.py
 
@@ -7,20 +7,21 @@ Prints each command before running it, so that every step can be repeated by han
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
 import time
 from pathlib import Path
 
-from make_digits import make_digits
-
 ROOT = Path(__file__).resolve().parent.parent
 RAW, STORE, RUN = "data/digits", "data/digits-32.zarr", "runs/demo"
 SCRIPTS = Path(sysconfig.get_path("scripts"))
+END_SECONDS = 40.0  # torchrun gives its ranks 30
 
 NEXT = """
 For ImageNet:
@@ -36,13 +37,39 @@ def run(*command: str) -> float:
     start = time.monotonic()
     program = {"python": sys.executable, "torchrun": str(SCRIPTS / "torchrun")}[command[0]]
     environment = {"OMP_NUM_THREADS": "1", **os.environ}  # what torchrun sets itself, with ten lines of warning
-    code = subprocess.run([program, *command[1:]], cwd=ROOT, env=environment, check=False).returncode
+    # A session of its own: the terminal's Ctrl-C reaches this process alone, which passes it on once and waits.
+    child = subprocess.Popen([program, *command[1:]], cwd=ROOT, env=environment, start_new_session=True)
+    try:
+        code = child.wait()
+    except BaseException:
+        end(child)
+        raise
     if code:
         sys.exit(code)
     return time.monotonic() - start
 
 
+def end(child: subprocess.Popen[bytes]) -> None:
+    """End a command in order: torchrun ends its ranks, a conversion its workers. A second Ctrl-C ends it at once."""
+    try:
+        os.killpg(child.pid, signal.SIGINT)
+        child.wait(END_SECONDS)
+    except (KeyboardInterrupt, ProcessLookupError, subprocess.TimeoutExpired):
+        pass
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)  # whatever of the group is left
+        child.wait()
+
+
+def terminated(signum: int, frame: object) -> None:
+    print("terminated; run the same command again", file=sys.stderr)
+    sys.exit(128 + signum)
+
+
 def main() -> None:
+    from make_digits import make_digits  # scikit-learn takes seconds to import: Ctrl-C is heeded by then
+
     num_images = make_digits(ROOT / RAW)
     shutil.rmtree(ROOT / RUN, ignore_errors=True)
     convert_seconds = run("python", "-m", "pipeline", "convert", RAW, STORE, "--size", "32", "--overwrite")
@@ -50,6 +77,7 @@ def main() -> None:
     train = "torchrun --nproc-per-node=2 trainer/main.py --config trainer/recipes/digits.yaml"
     train_seconds = run(*train.split(), "--data", STORE, "--out", RUN)
     run("python", "-m", "pipeline", "report", STORE)
+    run("python", "-m", "trainer.report", RUN)
 
     epochs = [json.loads(line) for line in (ROOT / RUN / "metrics.jsonl").read_text().splitlines()]
     last = epochs[-1]
@@ -59,10 +87,22 @@ Done: {num_images:,} images converted, {len(epochs)} epochs trained on two CPU r
   conversion           {num_images / convert_seconds:,.0f} images/s, start of Python included ({convert_seconds:.1f} s)
   training             {last["images_per_second"]:,.0f} images/s in the last epoch ({train_seconds:.0f} s in all)
   waiting for data     {last["data_wait_share"]:.2%} of the training time
-  store                {STORE} (look at it: {STORE.removesuffix(".zarr")}.html)
+  store                {STORE}
   run                  {RUN} (metrics.jsonl, curves.png, last.pt, best.pt, TensorBoard events)
+  look at the data     {STORE.removesuffix(".zarr")}.html
+  look at the run      {RUN}/report.html
 {NEXT.rstrip()}""")
 
 
+def run_demo() -> None:
+    """`main`; on Ctrl-C and SIGTERM its children end first, and there is one line instead of a traceback."""
+    signal.signal(signal.SIGTERM, terminated)
+    try:
+        main()
+    except KeyboardInterrupt:
+        print("interrupted; run the same command again", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
+
+
 if __name__ == "__main__":
-    main()
+    run_demo()
