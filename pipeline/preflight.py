@@ -41,7 +41,9 @@ def describe(
         text = f"{plan.split}: {counted(plan.num_samples, 'image')}"
         if len(labelled):
             classes = counted(int(np.count_nonzero(counts)), "class", "classes")
-            text += f" of {classes} ({counts.min():,} to {counts.max():,} a class)"
+            least, most = int(counts.min()), int(counts.max())
+            span = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+            text += f" of {classes} ({span} a class)"
         unlabelled = plan.num_samples - len(labelled)
         if unlabelled:
             text += f", {unlabelled:,} unlabelled"
