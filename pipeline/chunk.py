@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import json
 import os
 import socket
@@ -20,14 +19,13 @@ import numpy as np
 
 from pipeline import handover
 from pipeline.atomic import atomic_file, write_json
+from pipeline.chunk_file import ChunkFile
 from pipeline.decode import DecodeOptions, decode_into
 from pipeline.errors import BadSample, Error
 from pipeline.geometry import Geometry
 from pipeline.resizer import software_versions
 from pipeline.sources.base import Source
 from pipeline.workspace import SplitWork
-
-BLOCK_BYTES = 8_000_000
 
 
 @dataclass(frozen=True)
@@ -102,72 +100,6 @@ def _check_software(wanted: dict[str, str]) -> None:
             )
 
 
-def channel_sums(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Exact sums and sums of squares per channel of uint8 (n, H, W, C) images, int64 (C,) each.
-
-    Column sums go through float32 matrix products over at most 256 rows: every partial sum of squares is an integer
-    below 255^2 * 256 < 2^24, so nothing is rounded.
-    """
-    num, height, width, channels = images.shape
-    sums = np.zeros(width * channels, np.int64)
-    squares = np.zeros(width * channels, np.int64)
-    for rows in images.reshape(num, height, width * channels):
-        for start in range(0, height, 256):
-            block = rows[start : start + 256].astype(np.float32)
-            ones = np.ones(len(block), np.float32)
-            sums += (ones @ block).astype(np.int64)
-            np.multiply(block, block, out=block)
-            squares += (ones @ block).astype(np.int64)
-    # (W*C,) -> (W, C) -> (C,)
-    return sums.reshape(width, channels).sum(0), squares.reshape(width, channels).sum(0)
-
-
-class _ChunkFile:
-    """One chunk file being written: a block of images, a running digest, running sums."""
-
-    def __init__(self, file: Any, geometry: Geometry, chunk_images: int) -> None:
-        self.file = file
-        block_images = max(1, min(chunk_images, BLOCK_BYTES // geometry.image_bytes))
-        self.block = np.zeros((block_images, *geometry.image_shape), np.uint8)
-        self.used = 0
-        self.digest = hashlib.sha256()
-        self.sums = np.zeros(geometry.num_channels, np.int64)
-        self.squares = np.zeros(geometry.num_channels, np.int64)
-
-    def place(self) -> np.ndarray:
-        """uint8 (S, S, C): where the next image goes."""
-        return self.block[self.used]
-
-    def advance(self) -> None:
-        self.used += 1
-        if self.used == len(self.block):
-            self.flush()
-
-    def flush(self) -> None:
-        images = self.block[: self.used]
-        self.used = 0
-        sums, squares = channel_sums(images)
-        self.sums += sums
-        self.squares += squares
-        self.write(images)
-
-    def write(self, images: np.ndarray) -> None:
-        self.digest.update(images)
-        start = self.file.tell()
-        self.file.write(images.data)
-        if hasattr(os, "posix_fadvise"):
-            # Lets the kernel begin to write these pages now, so that the fsync at the end has little left to wait for.
-            self.file.flush()
-            os.posix_fadvise(self.file.fileno(), start, images.nbytes, os.POSIX_FADV_DONTNEED)
-
-    def pad(self, num_images: int) -> None:
-        self.block[:] = 0
-        while num_images > 0:
-            images = self.block[: min(num_images, len(self.block))]
-            self.write(images)
-            num_images -= len(images)
-
-
 def convert_chunk(run: Run, chunk: int) -> ChunkResult:
     """Read, decode, resize and write one chunk in every size, then its receipts.
 
@@ -203,10 +135,12 @@ def _convert_chunk(run: Run, chunk: int, source: Source, order: np.ndarray) -> C
     warnings = 0
     with contextlib.ExitStack() as stack:
         files = [
-            _ChunkFile(
-                stack.enter_context(atomic_file(work.chunk(chunk), temp_id=run.name, check=run.check_alive)),
-                geometry,
-                run.chunk_images,
+            stack.enter_context(
+                ChunkFile(
+                    stack.enter_context(atomic_file(work.chunk(chunk), temp_id=run.name, check=run.check_alive)),
+                    geometry,
+                    run.chunk_images,
+                )
             )
             for work, geometry in zip(works, run.geometries, strict=True)
         ]
@@ -226,14 +160,13 @@ def _convert_chunk(run: Run, chunk: int, source: Source, order: np.ndarray) -> C
             for file in files:
                 file.advance()
         for file in files:
-            file.flush()
-            file.pad(run.chunk_images - len(indices))
+            file.finish(run.chunk_images - len(indices))
     for work, geometry, file in zip(works, run.geometries, files, strict=True):
         status = os.stat(work.chunk(chunk))
         receipt = {
             "chunk": chunk,
             "size": geometry.size,
-            "sha256": file.digest.hexdigest(),
+            "sha256": file.sha256,
             "sums": file.sums.tolist(),
             "squares": file.squares.tolist(),
             "file": [status.st_size, status.st_mtime_ns],

@@ -12,7 +12,7 @@ import joblib
 import numpy as np
 import zarr
 
-from pipeline.chunk import channel_sums
+from pipeline.chunk_file import channel_sums
 from pipeline.commit import key_text
 from pipeline.decode import DecodeOptions, decode_into
 from pipeline.errors import BadSample, Error, StoreError, UsageError
