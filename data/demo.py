@@ -15,8 +15,10 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import threading
 import time
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
 RAW, STORE, RUN = "data/digits", "data/digits-32.zarr", "runs/demo"
@@ -37,16 +39,32 @@ def run(*command: str) -> float:
     start = time.monotonic()
     program = {"python": sys.executable, "torchrun": str(SCRIPTS / "torchrun")}[command[0]]
     environment = {"OMP_NUM_THREADS": "1", **os.environ}  # what torchrun sets itself, with ten lines of warning
-    # A session of its own: the terminal's Ctrl-C reaches this process alone, which passes it on once and waits.
-    child = subprocess.Popen([program, *command[1:]], cwd=ROOT, env=environment, start_new_session=True)
+    # A session of its own: the terminal's Ctrl-C reaches this process alone, which passes it on once and waits. What
+    # commands then say about it (torchrun a traceback) isn't shown: standard error passes through here.
+    child = subprocess.Popen(
+        [program, *command[1:]], cwd=ROOT, env=environment, stderr=subprocess.PIPE, start_new_session=True
+    )
+    stopping = threading.Event()
+    messages = threading.Thread(target=pass_on, args=(child.stderr, stopping), daemon=True)
+    messages.start()
     try:
         code = child.wait()
+        messages.join(END_SECONDS)
     except BaseException:
+        stopping.set()
         end(child)
         raise
     if code:
         sys.exit(code)
     return time.monotonic() - start
+
+
+def pass_on(messages: IO[bytes], stopping: threading.Event) -> None:
+    """Copy a command's standard error to ours, until it is to be stopped."""
+    while block := os.read(messages.fileno(), 1 << 16):
+        if not stopping.is_set():
+            sys.stderr.buffer.write(block)
+            sys.stderr.buffer.flush()
 
 
 def end(child: subprocess.Popen[bytes]) -> None:

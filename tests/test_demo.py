@@ -25,11 +25,16 @@ demo.run_demo()
 CHILD = """
 import os, signal, subprocess, sys, time
 grandchild = subprocess.Popen(["sleep", "600"])
+def stopped(*_):
+    sys.stderr.write("a traceback of many lines\\n" * 50)
+    sys.exit(130)
 signal.signal(signal.SIGINT, {handler})
+sys.stderr.write("a message\\n")
+sys.stderr.flush()
 print("started", os.getpid(), grandchild.pid, flush=True)
 time.sleep(600)
 """
-ORDERLY, STUBBORN = "lambda *_: sys.exit(130)", "signal.SIG_IGN"
+ORDERLY, STUBBORN = "stopped", "signal.SIG_IGN"
 
 
 @pytest.mark.parametrize("handler", [ORDERLY, STUBBORN], ids=["a child that ends", "a child that doesn't"])
@@ -48,6 +53,8 @@ def test_a_stopped_demo_ends_its_children(handler: str, signum: int, code: int, 
         assert process.stdout is not None
         pids = next([int(word) for word in text.split()[1:]] for text in process.stdout if text.startswith("started"))
         children = [psutil.Process(pid) for pid in pids]
+        assert process.stderr is not None
+        assert process.stderr.readline() == "a message\n"
         os.kill(process.pid, signum)
         _, stderr = process.communicate(timeout=60)
     assert (process.returncode, stderr) == (code, line)
@@ -56,5 +63,6 @@ def test_a_stopped_demo_ends_its_children(handler: str, signum: int, code: int, 
 
 
 def test_a_failed_command_ends_the_demo_with_its_code() -> None:
-    script = SCRIPT.format(data=str(DATA), child="raise SystemExit(7)")
-    assert subprocess.run([sys.executable, "-c", script], capture_output=True, check=False).returncode == 7
+    script = SCRIPT.format(data=str(DATA), child="raise SystemExit('why')")
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "why\n")
