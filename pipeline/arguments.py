@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
+from importlib.util import find_spec
 from typing import Any
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, set_parsing_settings
@@ -34,6 +35,8 @@ class Parser(ArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
         text = _WRONG_TYPE.sub(_wrong_type, " ".join(str(message).split())).rstrip(".")
+        if "--print_completion: invalid choice: 'shtab-" in text and find_spec("shtab") is None:
+            raise UsageError("--print_completion: completion for shells needs a package: pip install shtab")
         command = ""
         # jsonargparse writes `convert.dst`, where the help says `DST`.
         if missing := re.search(r"required: ((?:(\w+)\.)?\w+(?:, (?:\w+\.)?\w+)*)", text):

@@ -1,3 +1,4 @@
+import importlib.util
 import json
 import re
 import subprocess
@@ -182,6 +183,12 @@ def test_shells_complete_commands_flags_and_paths(tmp_path: Path) -> None:
     """
     done = subprocess.run(["bash", "-c", asking], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.stdout.split("\n") == ["verify", "--exif-transpose", "stretch", "photos", ""], done.stderr
+
+
+@pytest.mark.skipif(importlib.util.find_spec("shtab") is not None, reason="shtab is installed")
+def test_completion_without_its_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--print_completion", "shtab-bash"]) == 2
+    assert capsys.readouterr().err.endswith("needs a package: pip install shtab\n")
 
 
 def test_quiet_says_nothing_but_errors(folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
