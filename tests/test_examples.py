@@ -1,0 +1,109 @@
+"""The examples do what they say, run as a user runs them: each in a process of its own, on a small store."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from training_runs import ROOT, TORCHRUN
+
+from pipeline import convert
+
+EXAMPLES = ROOT / "examples"
+NEEDED = {
+    "plain_loop.py": [],
+    "lightning_module.py": ["lightning"],
+    "accelerate_loop.py": ["accelerate"],
+    "timm_transforms.py": ["timm"],
+    "jax_numpy.py": ["jax"],
+    "spawn.py": [],
+    "own_folder.py": [],
+    "gcn_neighborloader.py": ["torch_geometric"],
+}
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the demo's digits as pictures, and the store made from them, `digits-16.zarr`."""
+    pytest.importorskip("sklearn")
+    folder = tmp_path_factory.mktemp("digits")
+    subprocess.run([sys.executable, "data/make_digits.py", folder / "digits"], cwd=ROOT, check=True)
+    convert(folder / "digits", folder / "digits-16.zarr", size=16, quiet=True)
+    return folder
+
+
+def run(name: str, *arguments: object, launcher: tuple[str, ...] = (sys.executable,), **more: str) -> str:
+    """What the example prints; skips where a package that it needs isn't installed."""
+    for package in NEEDED[name]:
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} isn't installed")
+    command = [*launcher, str(EXAMPLES / name), *map(str, arguments)]
+    # as many threads as torchrun gives: more than free cores spin while they wait for each other
+    env = {**os.environ, "OMP_NUM_THREADS": "1", **more}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Warning: Grad strides" not in done.stderr
+    return done.stdout
+
+
+def accuracies(output: str) -> list[float]:
+    """The share of each epoch's line, 0 to 1."""
+    lines = re.findall(r"^epoch (\d+): .*?([\d.]+)% (?:of|on) \d", output, re.MULTILINE)
+    assert [int(number) for number, _ in lines] == list(range(1, len(lines) + 1)), output
+    return [float(percent) / 100 for _, percent in lines]
+
+
+def test_every_example_is_listed_and_tested() -> None:
+    files = {path.name for path in EXAMPLES.glob("*.py")}
+    assert files == set(NEEDED)
+    assert files == set(re.findall(r"^\| \[(\w+\.py)\]\(\1\)", (EXAMPLES / "README.md").read_text(), re.MULTILINE))
+
+
+@pytest.mark.parametrize("name", ["plain_loop.py", "lightning_module.py", "timm_transforms.py", "jax_numpy.py"])
+def test_a_loop_learns_the_digits(name: str, digits: Path) -> None:
+    output = run(name, digits / "digits-16.zarr", 3)
+    assert len(accuracies(output)) == 3
+    assert accuracies(output)[-1] > 0.7  # 92 to 97 % when this was written; one in ten by chance
+    assert output.count("of 360") == 3
+
+
+def test_randaugment_image_by_image(digits: Path) -> None:
+    assert accuracies(run("timm_transforms.py", digits / "digits-16.zarr", 2, "--randaugment"))[-1] > 0.5
+
+
+def test_accelerate_on_two_processes(digits: Path) -> None:
+    launcher = (str(TORCHRUN), "--nproc-per-node=2")
+    output = run("accelerate_loop.py", digits / "digits-16.zarr", 3, launcher=launcher, ACCELERATE_USE_CPU="true")
+    assert accuracies(output)[-1] > 0.7
+    assert output.count("of 360, 2 processes") == 3
+
+
+def test_spawned_ranks_count_each_validation_sample_once(digits: Path) -> None:
+    output = run("spawn.py", digits / "digits-16.zarr", 2)
+    assert accuracies(output)[-1] > 0.7
+    assert output.count("of 360, 2 ranks") == 2
+
+
+def test_a_folder_end_to_end(digits: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "with a space"
+    arguments = [digits / "digits" / "train", "--work", folder, "--size", 16, "--epochs", 4]
+    predicted = re.findall(r"/(\d)/\d+\.png: (\d) \(\d+%\)$", run("own_folder.py", *arguments), re.MULTILINE)
+    assert [wanted for wanted, _ in predicted] == [str(digit) for digit in range(10)]
+    assert sum(wanted == found for wanted, found in predicted) >= 7
+    seven = min((digits / "digits" / "val" / "7").iterdir())
+    again = run("own_folder.py", arguments[0], seven, *arguments[1:])
+    assert "train: finished already" in again
+    assert f"{seven}: 7 (" in again
+
+
+@pytest.mark.slow
+def test_a_graph_network_on_two_ranks() -> None:
+    if importlib.util.find_spec("pyg_lib") is None and importlib.util.find_spec("torch_sparse") is None:
+        pytest.skip("neither pyg-lib nor torch-sparse is installed: NeighborLoader needs one")
+    output = run("gcn_neighborloader.py", launcher=(str(TORCHRUN), "--nproc-per-node=2"))
+    assert accuracies(output)[-1] > 0.8
