@@ -91,6 +91,6 @@ def test_the_reader_in_the_specification_runs(folder: Path) -> None:
     from pipeline import convert
 
     convert(folder / "photos", folder / "data" / "digits-32.zarr", size=32, n_jobs=1, quiet=True)
-    (code,) = blocks(ROOT / "docs" / "format.md", "python")
+    code, _ = blocks(ROOT / "docs" / "format.md", "python")
     assert "140 samples" in run(code, folder)
     assert "has shape (32, 32, 3)" in run(code, folder)
