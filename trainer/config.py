@@ -238,14 +238,14 @@ def _explain(message: str, args: Sequence[str]) -> str:
     """jsonargparse's message as one line that names the flag or the file, what it wants, or the closest field."""
     text = " ".join(message.split())
     types = get_type_hints(Config)
-    wrong = re.match(r"Parser key \"(\w+)\":(?:.* (?:Got|Given) value: (.*)|.*)", text)
-    if wrong and wrong[1] == "stages":
+    if text.startswith('Parser key "stages"'):
         detail = text.partition("config.Stage': ")[2]
         return "--stages: must be a list of {epoch: N, size: PX, crop: PX}" + (f" ({detail})" if detail else "")
-    if wrong and wrong[2]:
+    wrong = re.match(r"Parser key \"(\w+)\":.* (?:Got|Given) value:(.*)", text)
+    if wrong and wrong[1] in types:
         kind = types[wrong[1]]
         wanted = " or ".join(get_args(kind)) if get_origin(kind) is Literal else KINDS[(*get_args(kind), kind)[0]]
-        return _dashes(f"--{wrong[1]} {wrong[2]}: must be {wanted}")
+        return _dashes(f"--{wrong[1]}{wrong[2] or ' (empty)'}: must be {wanted}")
     text = re.sub(r"Parser key \"(\w+)\":", r"--\1:", text)
     unknown = re.search(r"^Option '(\S+)' is not accepted|unrecognized arguments: --(\w+)", text)
     if text.startswith(("Option ", "Problems parsing config", "Unexpected config")):

@@ -28,6 +28,7 @@ from trainer.metrics import Metrics, peak_memory_bytes
 from trainer.models import load_weights
 from trainer.provenance import record_start
 from trainer.ranks import Ranks, from_rank_0, gather
+from trainer.runs import config_text
 from trainer.session import Session, learning_rate, make_optimizer
 from trainer.watch import BROKEN, GO, STOP, LossWatch, Signals, Stopped
 
@@ -165,7 +166,7 @@ class Run:
                     "new run from its weights with --weights"
                 )
             if name not in ("out", "resume", "weights"):
-                self.say(f"changed since the checkpoint: {name} {before.get(name)} -> {now}")
+                self.say(f"changed since the checkpoint: {name} {config_text(before.get(name))} -> {config_text(now)}")
         load_weights(self.raw, saved["model"], source, new_head=False)
         self.optimizer.load_state_dict(saved["optimizer"])
         if self.ema:

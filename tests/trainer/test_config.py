@@ -63,6 +63,7 @@ def test_config_yaml_round_trip(tmp_path: Path) -> None:
         (["--data=s", "--warmup-epochs=16"], ["--warmup-epochs 16", "below --epochs 16"]),
         (["--data=s", "--crop=wide"], ["--crop wide: must be a whole number"]),
         (["--data=s", "--amp=maybe"], ["--amp maybe: must be true or false"]),
+        (["--data=s", "--crop="], ["--crop (empty): must be a whole number"]),
         (["--data=s", "--stages=[{epoch: 1}]"], ["--stages at epochs 1: must rise, the first at 0"]),
         (["--data=s", "--stages=[{epoch: 0, size: 0}]"], ["--stages at epoch 0: size and crop must be above 0"]),
         (["--data=s", "--stages=[{epoch: 0}]", "--crop=9"], ["--crop 9: not with --stages"]),

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,33 @@ def test_ranks_end_when_torchrun_is_killed(store: Path, tmp_path: Path) -> None:
     again = torchrun(2, {**fields, "epochs": done + 1, "resume": "auto"}, env=ENV)
     assert again.returncode == 0, again.stderr
     assert epochs_done(out) == done + 1
+
+
+RANK_THAT_HANGS = """
+import signal, time
+from trainer import main
+main.AGENT_GRACE_SECONDS = 0.5
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+main._end_with_agent()
+print("ready", flush=True)
+time.sleep(120)
+"""
+AGENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+
+
+def test_a_rank_that_hangs_ends_too_when_torchrun_is_killed() -> None:
+    command = [sys.executable, "-c", AGENT, RANK_THAT_HANGS]
+    env = {**ENV, "TORCHELASTIC_RUN_ID": "none"}
+    with subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE) as agent:
+        assert agent.stdout is not None
+        assert agent.stdout.readline() == b"ready\n"
+        (rank,) = psutil.Process(agent.pid).children()
+        agent.kill()
+        try:
+            wait_until(lambda: ended(rank), 20)
+        finally:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                rank.kill()
 
 
 def ip(*words: str) -> None:
