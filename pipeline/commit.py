@@ -237,12 +237,13 @@ def _clear_staged(work: SplitWork, num_chunks: int) -> None:
             child.unlink()
 
 
-def remove_store(path: Path) -> None:
-    """Delete a store and its unfinished work, for `--overwrite`.
+def remove_store(workspace: Workspace) -> None:
+    """Delete a store, for `--overwrite`. Whoever is killed meanwhile leaves no half of one: it moves away first.
 
     Raises:
         UsageError: the folder is no store: nothing is deleted.
     """
+    path = workspace.dst
     if path.exists():
         is_empty = path.is_dir() and not any(path.iterdir())
         if not is_empty:
@@ -251,8 +252,13 @@ def remove_store(path: Path) -> None:
             except Error as error:
                 if isinstance(error, StoreNotFoundError):
                     raise UsageError(
-                        f"{path}: not a {FORMAT_NAME} store, so --overwrite doesn't delete it; choose another DST"
+                        f"{path}: not an {FORMAT_NAME} store, so --overwrite doesn't delete it; choose another DST"
                     ) from None
+        removed = workspace.path / "overwritten"
+        shutil.rmtree(removed, ignore_errors=True)
+        with contextlib.suppress(OSError):  # such as of a mount point
+            if not path.is_symlink():
+                path = path.rename(removed)
         shutil.rmtree(path)
 
 

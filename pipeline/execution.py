@@ -66,7 +66,7 @@ class Conversion:
                 self.tokens.append(str(workspace.path / "runs" / token))
             if overwrite:
                 for workspace in self.workspaces:
-                    remove_store(workspace.dst)
+                    remove_store(workspace)
                     for plan in self.plans:
                         shutil.rmtree(workspace.split(plan.split).path, ignore_errors=True)
             for workspace, geometry in zip(self.workspaces, self.geometries, strict=True):

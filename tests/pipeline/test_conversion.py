@@ -401,6 +401,29 @@ def test_a_strangers_folder_is_never_deleted(source: Path, tmp_path: Path) -> No
         run(source, tmp_path / "file")
 
 
+def test_an_interrupted_overwrite_can_be_rerun(
+    source: Path, reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "a.zarr"
+    run(source, store)
+    rmtree = shutil.rmtree
+
+    def stopped(path: Path, **options: Any) -> None:
+        if (path / "zarr.json").exists():
+            (path / "zarr.json").unlink()
+            raise KeyboardInterrupt
+        rmtree(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        run(source, store, overwrite=True)
+    monkeypatch.undo()
+    assert not store.exists()
+    run(source, store, overwrite=True)
+    assert same_tree(reference, store)
+    assert leftovers(store) == []
+
+
 def test_python_samples(tmp_path: Path) -> None:
     jpeg = tmp_path / "a.jpg"
     make_image(0).save(jpeg)
