@@ -95,10 +95,21 @@ def test_a_folder_end_to_end(digits: Path, tmp_path: Path) -> None:
     predicted = re.findall(r"/(\d)/\d+\.png: (\d) \(\d+%\)$", run("own_folder.py", *arguments), re.MULTILINE)
     assert [wanted for wanted, _ in predicted] == [str(digit) for digit in range(10)]
     assert sum(wanted == found for wanted, found in predicted) >= 7
+    results = {path: path.stat().st_mtime_ns for path in (folder / "16.zarr/train/zarr.json", folder / "run/best.pt")}
     seven = min((digits / "digits" / "val" / "7").iterdir())
     again = run("own_folder.py", arguments[0], seven, *arguments[1:])
-    assert "train: finished already" in again
-    assert f"{seven}: 7 (" in again
+    assert re.search(rf"^{re.escape(str(seven))}: \d \(\d+%\)$", again, re.MULTILINE)
+    assert {path: path.stat().st_mtime_ns for path in results} == results  # nothing was done twice
+
+
+def test_the_graph_is_never_downloaded(tmp_path: Path) -> None:
+    if importlib.util.find_spec("torch_geometric") is None:
+        pytest.skip("torch_geometric isn't installed")
+    command = [sys.executable, str(EXAMPLES / "gcn_neighborloader.py"), str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert f"{tmp_path}: no AmazonProducts there" in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
