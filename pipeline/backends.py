@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import socket
 import threading
 import time
@@ -50,7 +51,12 @@ def backend(name: str, scheduler: str | None) -> Iterator[None]:
 
 
 def end_with_parent(parent_pid: int) -> None:
-    """Let this worker process end when its parent does. Loky's otherwise live on for minutes, with queued jobs."""
+    """Let this worker process end when its parent does, and by nothing else.
+
+    Loky's otherwise live on for minutes, with queued jobs. Ctrl-C goes to the parent, which ends its workers; one that
+    is interrupted itself may say so with a traceback.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def watch() -> None:
         while os.getppid() == parent_pid:
