@@ -176,20 +176,23 @@ def made_up(values: dict[str, list[float]]) -> dict[str, Any]:
                     "seed": seed,
                     "settings": settings,
                     "steps": 7,
+                    "seconds": 60.0,
                     "train_loss": 1.5,
                     "own": own,
                     "top1": top1,
                 }
             )
-    return {"results": results, "minutes": 3.0, "jobs": 2, "machine": {"cores": 2, "processor": "a processor"}}
+    machine = {"cores": 2, "processor": "a processor"}
+    pictures = {"train": 2500, "val": 10_000}
+    return {"results": results, "jobs": 2, "machine": machine, "pictures": pictures}
 
 
 def test_the_table_gives_means_spreads_and_differences_by_seed() -> None:
     text = table(made_up({BASE: [0.60, 0.62], "crop-45": [0.50, 0.54]}))
     (row,) = [line for line in text.splitlines() if "store 45 px" in line]
-    assert "**52.0%** ± 2.8" in row
-    assert "| -9.0 ± 1.4 | 2 | 50.0% | 25.0% | 1.50 |" in row
+    assert "| **52.0 ± 2.8** | -9.0 ± 1.4 | 2 | 50.0 ± 0.0 | 25.0 ± 0.0 | 1.50 |" in row
     assert "2,500 training pictures, 60 epochs, 7 steps of 128" in text
+    assert "60 s in the median with 2 runs at a time, which makes 2 minutes for all" in text
 
 
 def test_differences_pair_equal_seeds() -> None:
@@ -200,7 +203,7 @@ def test_differences_pair_equal_seeds() -> None:
     assert found.number == 2
     assert found.mean == pytest.approx(-0.1)
     assert found.std == pytest.approx(0.0, abs=1e-12)
-    assert Spread.of([0.5]) == (0.5, 0.0, 1)
+    assert Spread.of([0.5]).points("+") == "+50.0"  # a single run has no spread
 
 
 def test_arms_of_unequal_steps_make_no_table() -> None:

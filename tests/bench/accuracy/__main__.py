@@ -30,7 +30,8 @@ from typing import Any
 from pipeline.atomic import write_bytes, write_json
 from pipeline.errors import Error
 from pipeline.machine import describe
-from tests.bench.accuracy.arms import ARMS, Settings
+from pipeline.store import open_store
+from tests.bench.accuracy.arms import ARMS, EVAL_SIZE, Settings, store_path
 from tests.bench.accuracy.data import make_originals, make_stores
 from tests.bench.accuracy.run import kept, run_and_keep
 from tests.bench.accuracy.summary import draw, put_into, table
@@ -70,8 +71,11 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     return options
 
 
-def study(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """All runs' results, in the order of the arms and seeds; those that are kept already aren't run again."""
+def study(options: argparse.Namespace) -> dict[str, Any]:
+    """What results.json holds; `results` are in the order of the arms and seeds.
+
+    Runs whose results are kept already aren't run again.
+    """
     settings = Settings(
         train=options.train,
         val=options.val,
@@ -110,7 +114,14 @@ def study(options: argparse.Namespace) -> list[dict[str, Any]]:
         except BaseException:
             executor.shutdown(wait=False, cancel_futures=True)
             raise
-    return [results[name, seed] for name in arms for seed in seeds]
+    store = open_store(store_path(work / "stores", EVAL_SIZE))
+    return {
+        "bench": "accuracy",
+        "machine": describe(),
+        "jobs": options.jobs,
+        "pictures": {split: store[split].num_valid for split in ("train", "val")},
+        "results": [results[name, seed] for name in arms for seed in seeds],
+    }
 
 
 def say(line: str) -> None:
@@ -123,19 +134,12 @@ def main(argv: list[str] | None = None) -> int:
     options = parse(argv)
     os.environ |= WORKERS_ENVIRONMENT
     try:
-        results = study(options)
+        summary = study(options)
     except KeyboardInterrupt:
         return 130
     except Error as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
-    summary = {
-        "bench": "accuracy",
-        "machine": describe(),
-        "jobs": options.jobs,
-        "minutes": round(sum(result["seconds"] for result in results) / options.jobs / 60, 1),
-        "results": results,
-    }
     write_json(options.work / "results.json", summary)
     text = table(summary)
     write_bytes(options.work / "table.md", text.encode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ COMMON, WHOLE = f"{CROP} of bicubic-{EVAL_SIZE}", f"{EVAL_SIZE} of bicubic-{EVAL
 
 
 class Spread(NamedTuple):
-    """Several runs' figures: mean, standard deviation of the sample (0 for a single run), number."""
+    """Several runs' figures: mean, standard deviation of the sample (NaN for a single run), number."""
 
     mean: float
     std: float
@@ -29,7 +30,11 @@ class Spread(NamedTuple):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0, len(values))
+        return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else math.nan, len(values))
+
+    def points(self, sign: str = "") -> str:
+        """In per cent, with the deviation where there is one."""
+        return f"{100 * self.mean:{sign}.1f}" + (f" ± {100 * self.std:.1f}" if self.number > 1 else "")
 
 
 def by_arm(summary: dict[str, Any]) -> dict[str, dict[int, dict[str, Any]]]:
@@ -54,42 +59,42 @@ def table(summary: dict[str, Any]) -> str:
     """Markdown: a row per arm, figures in per cent; and what they were measured on."""
     arms = by_arm(summary)
     lines = [
-        "| | trained on | top-1, own store | less torchvision's | n | top-1, 28 of 32 | whole 32 | training loss |",
+        "| | trained on | top-1 %, own store | less torchvision's | n | 28 of 32 | whole 32 | training loss |",
         "|---|---|---:|---:|---:|---:|---:|---:|",
     ]
     for name, runs in arms.items():
         own = Spread.of([_own(result) for result in runs.values()])
         less = difference(runs, arms[BASE]) if BASE in arms and name != BASE else None
-        common, whole = (
-            statistics.fmean(result["top1"][place] for result in runs.values()) for place in (COMMON, WHOLE)
-        )
+        common, whole = (Spread.of([run["top1"][place] for run in runs.values()]) for place in (COMMON, WHOLE))
         loss = statistics.fmean(result["train_loss"] for result in runs.values())
         lines.append(
-            f"| {arm(name).family} | {arm(name).words} | **{own.mean:.1%}** ± {100 * own.std:.1f} | "
-            + (f"{100 * less.mean:+.1f} ± {100 * less.std:.1f}" if less else "")
-            + f" | {own.number} | {common:.1%} | {whole:.1%} | {loss:.2f} |"
+            f"| {arm(name).family} | {arm(name).words} | **{own.points()}** | {less.points('+') if less else ''} | "
+            f"{own.number} | {common.points()} | {whole.points()} | {loss:.2f} |"
         )
     settings, machine = summary["results"][0]["settings"], summary["machine"]
     steps = {result["steps"] for result in summary["results"]}
     assert len(steps) == 1, f"the arms took different numbers of steps: {steps}"
+    # not the sum: a busy machine stops some of them for minutes
+    seconds = statistics.median(result["seconds"] for result in summary["results"])
     note = (
-        f"Mean ± standard deviation over n seeds; {10 * settings['val']:,} pictures for evaluation. Each run: "
-        f"{10 * settings['train']:,} training pictures, {settings['epochs']} epochs, {steps.pop():,} steps of "
-        f"{settings['global_batch']}, {settings['model']}, {'bfloat16' if settings['amp'] else 'float32'}. All runs: "
-        f"{summary['minutes']:.0f} minutes, {summary['jobs']} at a time, on {machine['cores']} cores of "
-        f"{machine['processor']}."
+        f"Mean ± standard deviation over n seeds; {summary['pictures']['val']:,} pictures for evaluation. Each run: "
+        f"{summary['pictures']['train']:,} training pictures, {settings['epochs']} epochs, {steps.pop():,} steps of "
+        f"{settings['global_batch']}, {settings['model']}, {'bfloat16' if settings['amp'] else 'float32'}; "
+        f"{seconds:.0f} s in the median with {summary['jobs']} runs at a time, which makes "
+        f"{seconds * len(summary['results']) / summary['jobs'] / 60:.0f} minutes for all, on {machine['cores']} cores "
+        f"of {machine['processor']}."
     )
     return "\n".join([*lines, "", note, ""])
 
 
 def draw(summary: dict[str, Any], path: Path) -> None:
-    """Each arm's accuracy on its own store: the mean, and a dot for each seed."""
+    """Each arm's accuracy on its own store, mean and seeds, and its mean on the store that all have in common."""
     import matplotlib
     from matplotlib.figure import Figure
 
     arms = by_arm(summary)
     with matplotlib.rc_context({"svg.hashsalt": "accuracy", "svg.fonttype": "none", "font.size": 9}):
-        figure = Figure(figsize=(8.5, 0.6 + 0.3 * len(arms)), layout="constrained")
+        figure = Figure(figsize=(8.5, 1.1 + 0.28 * len(arms)), layout="constrained")
         axes = figure.subplots()
         shown: set[str] = set()
         for row, (name, runs) in enumerate(arms.items()):
@@ -98,6 +103,8 @@ def draw(summary: dict[str, Any], path: Path) -> None:
             values = [100 * _own(result) for result in runs.values()]
             axes.plot(values, [row] * len(values), "|", color=COLOURS[style], markersize=9, alpha=0.7)
             label = None if family in shown else family
+            common = 100 * statistics.fmean(result["top1"][COMMON] for result in runs.values())
+            axes.plot(common, row, MARKERS[style], color=COLOURS[style], markerfacecolor="none", markersize=9)
             axes.plot(statistics.fmean(values), row, MARKERS[style], color=COLOURS[style], label=label)
             shown.add(family)
         if BASE in arms:
@@ -105,9 +112,9 @@ def draw(summary: dict[str, Any], path: Path) -> None:
             axes.axvline(base, color=COLOURS[0], linewidth=0.8, linestyle=":")
         axes.set_yticks(range(len(arms)), [_plain(arm(name)) for name in arms])
         axes.invert_yaxis()
-        axes.set_xlabel("top-1 on the arm's own store, % (marks: seeds; symbol: their mean)")
+        axes.set_xlabel("top-1, %; filled: on the own store, with\na bar for each seed; hollow: on 28 of 32 px")
         axes.grid(axis="x", alpha=0.3)
-        axes.legend(fontsize=8)
+        figure.legend(loc="outside upper center", ncols=len(shown), fontsize=8, handletextpad=0.2)
         figure.savefig(path, metadata={"Date": None})
 
 
