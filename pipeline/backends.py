@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from multiprocessing import resource_tracker
 from typing import TypeVar
 
 import joblib
@@ -64,6 +65,20 @@ def end_with_parent(parent_pid: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+@contextlib.contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Let Ctrl-C wait until the block's end, also in processes that start in it, until they ignore it themselves."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    resource_tracker.ensure_running()  # which would unblock it, started later (until Python 3.13)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager
@@ -131,7 +146,10 @@ def run_jobs(name: str, n_jobs: int, function: Callable[[Job], Result], jobs: It
     return_as = "list" if name == "ray" else "generator_unordered"
     parallel = joblib.Parallel(n_jobs=n_jobs, batch_size=1, pre_dispatch="2*n_jobs", return_as=return_as)
     try:
-        yield from parallel(joblib.delayed(function)(job) for job in jobs)
+        # Here the workers start.
+        with _interrupts_wait() if name == "loky" and n_jobs != 1 else contextlib.nullcontext():
+            results = parallel(joblib.delayed(function)(job) for job in jobs)
+        yield from results
     except joblib.externals.loky.process_executor.TerminatedWorkerError:
         raise Error(
             "a worker process died (killed, or out of memory?); rerun the same command to go on, with fewer --n-jobs "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 import sys
@@ -12,7 +13,21 @@ import pytest
 from folders import make_folder, same_tree
 
 from pipeline import convert
+from pipeline.backends import backend, run_jobs
 from pipeline.errors import Error, UsageError
+
+
+def signals_that_wait(_: int) -> set[int]:
+    return signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="this system has no signal masks")
+def test_workers_start_deaf_to_ctrl_c() -> None:
+    """One that was interrupted before it can ignore that would print a traceback of Python's own start."""
+    with backend("loky", None):
+        masks = list(run_jobs("loky", 2, signals_that_wait, range(4)))
+    assert all(signal.SIGINT in mask for mask in masks)
+    assert signal.SIGINT not in signals_that_wait(0)
 
 
 @pytest.fixture(scope="module")
