@@ -16,6 +16,7 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from pipeline.atomic import write_bytes
+from pipeline.words import duration
 from trainer.runs import json_lines
 
 
@@ -65,8 +66,8 @@ class Metrics:
             self._events.add_scalar("step/lr", lr, step)
         now = time.monotonic()
         if self._bar.disable and now > self._said_at + 30 and math.isfinite(loss):
-            minutes = (self._total_steps - step) * (now - self._start) / (step - self._first) / 60
-            self._say(f"step {step:,} of {self._total_steps:,}: loss {loss:.4f}, lr {lr:.3g}, {minutes:,.0f} min left")
+            left = duration((self._total_steps - step) * (now - self._start) / (step - self._first))
+            self._say(f"step {step:,} of {self._total_steps:,}: loss {loss:.4f}, lr {lr:.3g}, {left} left")
             self._said_at = now
 
     def epoch(self, line: dict[str, Any]) -> None:
