@@ -5,7 +5,11 @@ around PyTorch Geometric's NeighborLoader. What is divided among ranks here is t
 
 ROOT is a folder into which PyTorch Geometric has put AmazonProducts (1.6 M nodes; 264 M edges, which take 4.2 GB in a
 rank, and half of that again in its sampler); nothing is downloaded here. Without ROOT the graph is a stochastic block
-model of 4,000 nodes. NeighborLoader needs pyg-lib or torch-sparse beside torch-geometric.
+model of 4,000 nodes. NeighborLoader needs pyg-lib, or torch-sparse, beside torch-geometric.
+
+Measured on the block model, on 2 cores of an EPYC that were busy otherwise, with torch-sparse's sampling: micro-F1
+83.0 % after 5 epochs in 3.9 s on two ranks, 84.9 % in 4.4 s on one (each rank samples for itself). The features alone
+name 28.5 % of the nodes rightly. AmazonProducts itself was not run, only files of its form.
 """
 
 # ruff: noqa: T201
@@ -37,9 +41,9 @@ AMAZON = ("adj_full.npz", "feats.npy", "class_map.json", "role.json")  # what it
 def block_model(blocks: int = 8, nodes: int = 500) -> Data:
     """A graph whose classes are its blocks, with features that hint at them weakly. Half the nodes are for training."""
     torch.manual_seed(SEED)  # the same on all ranks
-    probabilities = torch.full((blocks, blocks), 0.002) + 0.018 * torch.eye(blocks)
+    probabilities = torch.full((blocks, blocks), 0.002) + 0.048 * torch.eye(blocks)
     labels = torch.arange(blocks).repeat_interleave(nodes)
-    features = F.one_hot(labels, blocks) + 2.0 * torch.randn(len(labels), blocks)
+    features = F.one_hot(labels, blocks) + 1.5 * torch.randn(len(labels), blocks)
     train = torch.rand(len(labels)) < 0.5
     edges = stochastic_blockmodel_graph([nodes] * blocks, probabilities)
     return Data(x=features, y=labels, edge_index=edges, train_mask=train, val_mask=~train)
@@ -81,7 +85,9 @@ def main(root: str | None = None) -> None:
     ranks = Ranks.from_env()
     device = ranks.device("auto")
     with process_group(ranks, device, timeout_seconds=300):
-        data = load(root)
+        data = load(root) if ranks.rank == 0 else None  # the first time it brings the files into another form
+        gather([0.0], ranks)  # the others wait for that
+        data = data if data is not None else load(root)
         several = data.y.dim() == 2  # AmazonProducts has several classes per node
         classes = data.y.shape[1] if several else int(data.y.max()) + 1
         train_nodes, val_nodes = data.train_mask.nonzero()[:, 0], data.val_mask.nonzero()[:, 0]
@@ -103,7 +109,7 @@ def main(root: str | None = None) -> None:
             bare.train()
             for batch in train:
                 logits, y = model(batch.x.to(device), batch.edge_index.to(device))[:size], batch.y[:size].to(device)
-                loss = F.binary_cross_entropy_with_logits(logits, y) if several else F.cross_entropy(logits, y)
+                loss = F.binary_cross_entropy_with_logits(logits, y.float()) if several else F.cross_entropy(logits, y)
                 loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()

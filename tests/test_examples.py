@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import scipy.sparse
 from training_runs import ROOT, TORCHRUN
 
 from pipeline import convert
@@ -112,9 +115,27 @@ def test_the_graph_is_never_downloaded(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def make_amazon(folder: Path, nodes: int = 900, classes: int = 3) -> Path:
+    """Files of AmazonProducts' form: a node's one or two classes are those of its neighbours."""
+    rng = np.random.default_rng(0)
+    first = np.arange(nodes) % classes
+    near = scipy.sparse.csr_matrix((rng.random((nodes, nodes)) < 0.03) & (first[:, None] == first))
+    has = np.eye(classes, dtype=int)[first] | np.eye(classes, dtype=int)[np.minimum(first, 1)]  # (nodes, classes)
+    raw = folder / "raw"
+    raw.mkdir(parents=True)
+    np.savez(raw / "adj_full.npz", data=near.data, indices=near.indices, indptr=near.indptr, shape=near.shape)
+    np.save(raw / "feats.npy", (has + rng.normal(0, 1, has.shape)).astype(np.float32))
+    (raw / "class_map.json").write_text(json.dumps({str(node): has[node].tolist() for node in range(nodes)}))
+    thirds = np.array_split(rng.permutation(nodes), [nodes * 2 // 3, nodes * 5 // 6])
+    (raw / "role.json").write_text(json.dumps(dict(zip(("tr", "va", "te"), (x.tolist() for x in thirds), strict=True))))
+    return folder
+
+
 @pytest.mark.slow
-def test_a_graph_network_on_two_ranks() -> None:
+@pytest.mark.parametrize("amazon", [False, True])
+def test_a_graph_network_on_two_ranks(amazon: bool, tmp_path: Path) -> None:
     if importlib.util.find_spec("pyg_lib") is None and importlib.util.find_spec("torch_sparse") is None:
         pytest.skip("neither pyg-lib nor torch-sparse is installed: NeighborLoader needs one")
-    output = run("gcn_neighborloader.py", launcher=(str(TORCHRUN), "--nproc-per-node=2"))
-    assert accuracies(output)[-1] > 0.8
+    root = [make_amazon(tmp_path)] if amazon else []
+    output = run("gcn_neighborloader.py", *root, launcher=(str(TORCHRUN), "--nproc-per-node=2"))
+    assert accuracies(output)[-1] > 0.7  # 83 % on the block model, of which the features alone give 28 %
