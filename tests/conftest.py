@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,3 +22,11 @@ def real_data(request: pytest.FixtureRequest) -> Path:
     if folder is None:
         pytest.skip("needs --real-data DIR")
     return folder.resolve()
+
+
+@pytest.fixture(autouse=True)
+def restore_sigterm() -> Iterator[None]:
+    """A trainer that was stopped in this process leaves SIGTERM ignored, which later children would inherit."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)

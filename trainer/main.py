@@ -19,6 +19,9 @@ GRACE_SECONDS = 10.0
 AGENT_POLL_SECONDS, AGENT_GRACE_SECONDS = 0.5, 30.0
 """How often a rank looks whether torchrun's agent lives, and how long it may take to end when it doesn't."""
 
+LOST = ("gloo", "pair closure", "closed by peer", "reset by peer")
+"""In what torch says when another rank is gone: mostly with the source file's name, not always."""
+
 SHARED_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 """Without it a restarted group may read the ended one's addresses from the store that torchrun's agent keeps."""
 
@@ -81,7 +84,7 @@ def _report(error: Exception, rank: int, debug: bool) -> int:
     text, code = " ".join(str(error).split()), getattr(error, "exit_code", 1)
     everywhere = isinstance(error, UsageError | StoreError)
     if not isinstance(error, Error):
-        everywhere = "gloo" in text or "Dist" in type(error).__name__
+        everywhere = any(word in text for word in LOST) or "Dist" in type(error).__name__
         if everywhere:
             text = f"lost contact with another rank, which ended or is cut off; go on with --resume auto ({text[:200]})"
         elif type(error).__name__ == "OutOfMemoryError":

@@ -42,9 +42,13 @@ class Signals:
         self._previous = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+        if (
+            kind is Stopped
+        ):  # the process is about to end; its own SIGTERM, if others had theirs before, would cut that off
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 class LossWatch:

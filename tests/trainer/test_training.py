@@ -405,6 +405,7 @@ def test_unexpected_errors_are_one_line_too(
     for error, words in (
         (torch.OutOfMemoryError("CUDA out of memory"), "smaller --batch-size"),
         (RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer"), "lost contact with another rank"),
+        (RuntimeError("Application timeout caused pair closure"), "lost contact with another rank"),
         (KeyError("x"), "KeyError: 'x' (--debug shows the traceback)"),
     ):
         monkeypatch.setattr(main, "_run", fail(error))
