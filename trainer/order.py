@@ -27,9 +27,10 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def check_seed(seed: int, epoch: int = 0) -> None:
-    """Raise UsageError unless both are 0 or more, as SeedSequence wants them."""
-    if seed < 0 or epoch < 0:
-        raise UsageError(f"seed {seed}, epoch {epoch}: both must be 0 or more")
+    """Raise UsageError unless both are one 32-bit word, as SeedSequence takes them: of longer seeds, the upper words
+    would be taken for epochs."""
+    if not (0 <= seed < 2**32 and 0 <= epoch < 2**32):
+        raise UsageError(f"seed {seed}, epoch {epoch}: both must be 0 or more, and below 2^32")
 
 
 def _shuffle(bits: np.random.PCG64, count: int, group: np.ndarray | None = None) -> np.ndarray:
