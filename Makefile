@@ -35,7 +35,7 @@ $(VENV)/.setup: pyproject.toml pipeline/install_resizer.py $(wildcard pipeline/s
 	@touch $@
 
 $(VENV)/.setup-dev: $(VENV)/.setup
-	$(BIN)/pip install --quiet --editable '.[demo,dask,ray,parquet,timm,remote,dev]'
+	$(BIN)/pip install --quiet --editable '.[demo,dask,ray,parquet,timm,remote,examples,dev]'
 	$(BIN)/python -m pipeline.install_resizer
 	@touch $@
 

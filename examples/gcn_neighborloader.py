@@ -12,8 +12,6 @@ Measured on the block model, on 2 cores of an EPYC that were busy otherwise, wit
 name 28.5 % of the nodes rightly. AmazonProducts itself was not run, only files of its form.
 """
 
-# ruff: noqa: T201
-
 from __future__ import annotations
 
 import sys

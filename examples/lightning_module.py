@@ -6,8 +6,6 @@ Lightning knows the rank only once it runs, so the loaders are made in the hooks
 puts no DistributedSampler of its own in front of them: the Dataset has divided the samples already, without duplicates.
 """
 
-# ruff: noqa: T201
-
 from __future__ import annotations
 
 import sys

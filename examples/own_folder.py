@@ -6,8 +6,6 @@ PHOTOS holds one folder per class (`PHOTOS/cat/001.jpg`, ...). Every fifth image
 Without IMAGEs the first validation image of each class is predicted. A rerun goes on where the last one stopped.
 """
 
-# ruff: noqa: T201
-
 from __future__ import annotations
 
 import argparse

@@ -3,8 +3,6 @@
 python examples/plain_loop.py data/digits-32.zarr [EPOCHS]
 """
 
-# ruff: noqa: T201
-
 from __future__ import annotations
 
 import sys

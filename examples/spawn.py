@@ -7,8 +7,6 @@ From a notebook: put the function that ranks run into a file (a cell's can't be 
 starts like this, too: `from trainer.main import main`, and `launch(main, 2, ["--data", "x.zarr", ...])`.
 """
 
-# ruff: noqa: T201
-
 from __future__ import annotations
 
 import os

@@ -6,8 +6,6 @@ Whatever works on a batch works on the device, after the Loader. Transforms of s
 RandAugment, need a DataLoader's workers again: the Dataset gives them crops that are decoded and resized already.
 """
 
-# ruff: noqa: T201
-
 from __future__ import annotations
 
 import sys
