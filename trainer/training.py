@@ -103,6 +103,11 @@ def train(config: Config, ranks: Ranks, device: torch.device, say: Callable[[str
             f"samples x {run.batching.accumulation} micro-steps; lr {config.lr:g} per 256 samples, {run.peak_lr:g} at "
             f"its peak; {run.steps_per_epoch:,} steps an epoch, {run.total_steps:,} in all"
         )
+        data = run.loaders[0].data
+        if config.augment == "crop" and not config.pad and data.crop_shape == data.split.image_shape:
+            say(
+                "note: crops are whole images, which only flips vary; --pad or a larger store gains accuracy (measured)"
+            )
         if folder:
             header = "# The run's config; usable with --config.\n"
             write_bytes(out / "config.yaml", (header + yaml.safe_dump(asdict(config), sort_keys=False)).encode())

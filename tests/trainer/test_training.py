@@ -196,6 +196,14 @@ def test_resume_of_a_finished_run_and_a_longer_one(
     assert [line["epoch"] for line in metrics(tmp_path)] == [1, 2, 3]
 
 
+@pytest.mark.parametrize(("fields", "noted"), [({}, True), ({"pad": 1}, False), ({"crop": 6}, False)])
+def test_crops_that_cannot_vary_are_noted(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], fields: dict[str, int], noted: bool
+) -> None:
+    assert run_here(data=store, out=tmp_path / "run", epochs=1, **fields) == 0
+    assert ("note: crops are whole images" in capsys.readouterr().out) == noted
+
+
 def test_a_finished_run_stays_as_it_is(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_here(data=store, out=tmp_path) == 0
     before = tree(tmp_path)
