@@ -241,11 +241,15 @@ def remove_store(workspace: Workspace) -> None:
     """Delete a store, for `--overwrite`. Whoever is killed meanwhile leaves no half of one: it moves away first.
 
     Raises:
-        UsageError: the folder is no store: nothing is deleted.
+        UsageError: it is no store: nothing is deleted.
     """
     path = workspace.dst
     if path.exists():
-        is_empty = path.is_dir() and not any(path.iterdir())
+        if path.is_symlink():
+            raise UsageError(f"{path}: a link, through which --overwrite deletes nothing; give {path.resolve()} as DST")
+        if not path.is_dir():
+            raise UsageError(f"{path}: exists and is not a folder; choose another DST")
+        is_empty = not any(path.iterdir())
         if not is_empty:
             try:
                 Store(path)
@@ -257,8 +261,7 @@ def remove_store(workspace: Workspace) -> None:
         removed = workspace.path / "overwritten"
         shutil.rmtree(removed, ignore_errors=True)
         with contextlib.suppress(OSError):  # such as of a mount point
-            if not path.is_symlink():
-                path = path.rename(removed)
+            path = path.rename(removed)
         shutil.rmtree(path)
 
 

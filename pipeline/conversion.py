@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from pipeline.progress import say
 from pipeline.resizer import software_versions
 from pipeline.sources import open_source
 from pipeline.sources.ignored import describe as describe_ignored
-from pipeline.workspace import Part, Workspace, store_paths
+from pipeline.workspace import Part, Workspace, check_split_name, store_paths
 
 DEFAULT_MAX_PIXELS = DecodeOptions().max_pixels
 
@@ -94,8 +95,14 @@ def convert(
     chosen_part = Part.parse(part) if part else None
     if on_error not in ("stop", "skip"):
         raise UsageError(f"--on-error {on_error}: must be stop or skip")
-    if n_jobs == 0 or chunk_mb <= 0 or max_pixels < 1 or seed < 0:
-        raise UsageError("--n-jobs can't be 0; --chunk-mb and --max-pixels must be positive, --seed not negative")
+    for flag, value, works, must in (
+        ("--n-jobs", n_jobs, n_jobs != 0, "a number of processes, or -1 for one per core"),
+        ("--chunk-mb", chunk_mb, 0 < chunk_mb < math.inf, "more than 0"),
+        ("--max-pixels", max_pixels, max_pixels > 0, "more than 0"),
+        ("--seed", seed, seed >= 0, "0 or more"),
+    ):
+        if not works:
+            raise UsageError(f"{flag} {value}: must be {must}")
     if overwrite and chosen_part:
         raise UsageError(
             "--overwrite can't go with --part: parts would delete each other's work; remove the store first"
@@ -103,11 +110,17 @@ def convert(
     if quiet and verbose:
         raise UsageError("--quiet and --verbose contradict each other; give one of them")
     splits = [split] if isinstance(split, str) else split
+    for name in splits or ():
+        check_split_name(name)
+    if isinstance(src, str) and not src.strip():
+        raise UsageError("SRC is empty; give a folder, an archive or a file of images")
 
     found = open_source(
         src, source, splits=splits, class_order=class_order, classes=classes, limit_per_class=limit_per_class,
         check_md5=check_md5, download=download,
     )  # fmt: skip
+    for name in found.splits:
+        check_split_name(name)
     ignored = describe_ignored(found.ignored)
     lines = [f"ignored: {ignored}"] if ignored else []
     lines += [f"note: {note}" for note in found.notes] + [f"warning: {warning}" for warning in found.warnings]

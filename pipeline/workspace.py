@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,8 @@ try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
+
+_URL = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -99,8 +102,10 @@ class Workspace:
         """Hold the lock for a plain run (`part` None) or a part, and a token for its workers; yields the run's name.
 
         Raises:
+            UsageError: a folder of that name is there already, and isn't a work folder.
             Error: another run that must not run beside this one is alive.
         """
+        self._check_ours()
         tokens = self.path / "runs"
         try:
             with contextlib.ExitStack() as stack:
@@ -124,6 +129,13 @@ class Workspace:
                 yield token.name
         finally:
             self._remove_if_done()
+
+    def _check_ours(self) -> None:
+        """Whatever is in a work folder is deleted at the end, so it must be one: `lock` is the first thing in it."""
+        if self.path.is_symlink() or (self.path.exists() and not self.path.is_dir()):
+            raise UsageError(f"{self.path}: exists and is not a folder; move it away or choose another DST")
+        if self.path.exists() and any(self.path.iterdir()) and not (self.path / "lock").is_file():
+            raise UsageError(f"{self.path}: exists and is not a work folder; move it away or choose another DST")
 
     @contextlib.contextmanager
     def committing(self) -> Iterator[None]:
@@ -154,14 +166,30 @@ def store_paths(dst: str | os.PathLike[str], sizes: Sequence[int]) -> list[Path]
     """One store per size: `{size}` in DST is replaced.
 
     Raises:
-        UsageError: several sizes and no `{size}` in DST.
+        UsageError: several sizes and no `{size}` in DST, or no folder of that name can be made.
     """
     text = os.fspath(dst)
     if len(sizes) > 1 and "{size}" not in text:
         raise UsageError(f"{text}: with several sizes DST must hold {{size}}, such as data/imagenet-{{size}}.zarr")
-    if not text.strip() or text.endswith(".work"):
+    if _URL.match(text):
+        raise UsageError(f"{text}: DST must be a local folder; convert there, then `python -m pipeline copy` it")
+    paths = [Path(os.path.abspath(text.replace("{size}", str(size)))) for size in sizes]
+    if not text.strip() or text.endswith(".work") or not paths[0].name:
         raise UsageError(f"DST {text!r}: not a usable name for a store")
-    return [Path(os.path.abspath(text.replace("{size}", str(size)))) for size in sizes]
+    for path in paths:
+        if path.is_symlink() and not path.exists():
+            raise UsageError(f"{path}: a link that leads nowhere; choose another DST")
+        nearest = next(parent for parent in path.parents if parent.exists())
+        if not nearest.is_dir():
+            raise UsageError(f"{path}: {nearest} is not a folder; choose another DST")
+    return paths
+
+
+def check_split_name(name: str) -> None:
+    """Raise UsageError unless a split may have that name: it becomes a folder in the store and in the work folder."""
+    reserved = ("runs", "lock", "commit.lock", "overwritten", "zarr.json")
+    if not name or name.startswith((".", "__", "part-")) or name in reserved or not set(name).isdisjoint("/\\\0"):
+        raise UsageError(f"--split {name!r}: can't be a split's name; use one such as train, val or test")
 
 
 def _is_at(fd: int, path: Path) -> bool:
