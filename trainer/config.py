@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -137,20 +138,31 @@ class Config:
     def __post_init__(self) -> None:
         def check(name: str, good: bool, wanted: str) -> None:
             if not good:
-                raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be {wanted}")
+                given = {"": "(empty)", None: "null"}.get(getattr(self, name), getattr(self, name))
+                raise UsageError(f"--{name.replace('_', '-')} {given}: must be {wanted}")
 
+        for name, kind in get_type_hints(Config).items():
+            value = getattr(self, name)
+            check(name, value is not None or type(None) in get_args(kind), "given a value, or left out")
+            if isinstance(value, str) and "\0" in value:
+                raise UsageError(f"--{name.replace('_', '-')}: holds a NUL byte")
+        check("data", self.data != "", "the path of a store")
+        check("out", self.out != "", "the path of a folder, or left out")
         for name in ("epochs", "threads", "checkpoint_every", "timeout"):
             check(name, getattr(self, name) > 0, "above 0")
         for name in ("global_batch", "batch_size", "crop", "eval_crop", "eval_size", "window"):
             check(name, getattr(self, name) is None or getattr(self, name) > 0, "above 0")
-        for name in ("lr", "weight_decay", "clip_grad", "mixup", "cutmix", "pad", "seed"):
+        for name in ("lr", "weight_decay", "clip_grad", "mixup", "cutmix", "pad"):
             check(name, 0 <= getattr(self, name) < float("inf"), "0 or more, and finite")
+        check("seed", 0 <= self.seed < 2**32, "0 or more, and below 2^32")
         for name in ("momentum", "label_smoothing", "ema"):
             check(name, 0 <= getattr(self, name) < 1, "at least 0 and below 1")
         check("flip", 0 <= self.flip <= 1, "from 0 to 1")
         check("rrc_scale", 0 < self.rrc_scale <= 1, "above 0 and at most 1")
         check("warmup_epochs", 0 <= self.warmup_epochs < self.epochs, f"at least 0 and below --epochs {self.epochs}")
         check("nesterov", not self.nesterov or self.momentum > 0, "false without --momentum")
+        if any(stage.epoch is None for stage in self.stages):
+            raise UsageError("--stages: each needs the epoch at which it starts; the first one's is 0")
         starts = [stage.epoch for stage in self.stages]
         if starts != sorted(set(starts)) or starts[:1] not in ([], [0]):
             raise UsageError(f"--stages at epochs {', '.join(map(str, starts))}: must rise, the first at 0")
@@ -203,14 +215,43 @@ def parse(argv: Sequence[str]) -> Config:
     parser.add_argument("--config", action=ActionConfigFile, help="YAML file with any of the fields below.")
     parser.add_class_arguments(Config, as_group=False)
     args = _spell(argv)
+    for file in _config_files(args):
+        _check_recipe(file)
     try:
         values = parser.parse_args(args)
         del values["config"]
         return Config(**vars(parser.instantiate(values)))
-    except (ArgumentError, ValueError, TypeError) as error:
+    except (ArgumentError, ValueError, TypeError, OverflowError) as error:
         if isinstance(error, UsageError):
             raise
         raise UsageError(_explain(str(error), args)) from error
+
+
+def _config_files(args: Sequence[str]) -> list[str]:
+    both = pairwise([*args, ""])
+    return [arg.partition("=")[2] or following for arg, following in both if arg.partition("=")[0] == "--config"]
+
+
+def _check_recipe(file: str) -> None:
+    """Raise UsageError for a file that would fail in words that don't name it; others are left to the parser."""
+    try:
+        with open(file, encoding="utf-8") as recipe:
+            value = yaml.safe_load(recipe)
+        if value is None:
+            raise UsageError(f"{file}: empty; write fields such as `epochs: 16`, or leave out --config")
+        json.dumps(value, default=str, skipkeys=True)  # refuses an alias of what it stands in
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{file}: not a text in UTF-8 (byte {error.start}); save it as such") from error
+    except yaml.reader.ReaderError as error:
+        raise UsageError(f"{file}: holds a character that YAML doesn't allow ({error.reason})") from error
+    except (OSError, yaml.YAMLError):
+        return
+    except UsageError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise UsageError(
+            f"{file}: refers to itself, or is nested too deeply; write out what an alias stands for"
+        ) from error
 
 
 def _load_yaml(text: str) -> Any:
@@ -249,9 +290,7 @@ def _explain(message: str, args: Sequence[str]) -> str:
     text = re.sub(r"Parser key \"(\w+)\":", r"--\1:", text)
     unknown = re.search(r"^Option '(\S+)' is not accepted|unrecognized arguments: --(\w+)", text)
     if text.startswith(("Option ", "Problems parsing config", "Unexpected config")):
-        both = pairwise([*args, ""])
-        files = [arg.partition("=")[2] or following for arg, following in both if arg.partition("=")[0] == "--config"]
-        text = f"{' or '.join(files)}: " + (f"unknown key {unknown[1]}" if unknown else text)
+        text = f"{' or '.join(_config_files(args))}: " + (f"unknown key {unknown[1]}" if unknown else text)
     word = unknown and (unknown[1] or unknown[2])
     close = difflib.get_close_matches(word, types, 1) if word else []
     return _dashes(text) + (f"; did you mean {close[0]}?" if close else "; see --help")

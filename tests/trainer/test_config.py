@@ -19,7 +19,7 @@ RECIPES = sorted((Path(__file__).parents[2] / "trainer" / "recipes").glob("*.yam
 
 
 def write(path: Path, text: str) -> Path:
-    path.write_text(text)
+    path.write_bytes(text.encode("latin-1"))
     return path
 
 
@@ -73,6 +73,11 @@ def test_config_yaml_round_trip(tmp_path: Path) -> None:
         (["--data=s", "--eval-only"], ["--eval-only", "--weights"]),
         (["--data=s", "--config=/nowhere.yaml"], ["--config", "/nowhere.yaml"]),
         (["--data=s", "stray"], ["stray"]),
+        (
+            ["--data=s", "--seed=99999999999999999999"],
+            ["--seed 99999999999999999999: must be 0 or more, and below 2^32"],
+        ),
+        (["--data="], ["--data (empty): must be the path of a store"]),
     ],
 )
 def test_refusals_are_one_line(args: list[str], words: list[str]) -> None:
@@ -92,6 +97,13 @@ def test_refusals_are_one_line(args: list[str], words: list[str]) -> None:
         ("epochs: many\n", ["--epochs", "many"]),
         ("epochs: [1, 2\n", ["r.yaml"]),
         ("[1, 2]\n", ["r.yaml"]),
+        ("", ["r.yaml: empty; write fields"]),
+        ("# nothing but this\n", ["r.yaml: empty; write fields"]),
+        ("epochs: null\n", ["--epochs null: must be given a value"]),
+        ("stages: null\n", ["--stages"]),
+        ("stages: &all [*all]\n", ["r.yaml: refers to itself"]),
+        ('out: "a\\0b"\n', ["--out: holds a NUL byte"]),
+        ("model: r\xe9seau\n", ["r.yaml: not a text in UTF-8 (byte 8)"]),
     ],
 )
 def test_bad_recipes_name_file_or_key(tmp_path: Path, text: str, words: list[str]) -> None:
