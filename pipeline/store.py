@@ -80,7 +80,8 @@ class Store:
         self.class_names: list[str] = list(self.attrs["class_names"])
 
     def _why_not(self) -> str:
-        work = self.path.with_name(self.path.name + ".work")
+        name = self.path.name  # none of "." and "/"
+        work = self.path.with_name(name + ".work") if name else Path(f"{self.path.resolve()}.work")
         if work.exists():
             return f"{self.path}: its conversion isn't finished ({work} exists); rerun the same convert command"
         if self.path.exists():

@@ -128,6 +128,18 @@ def test_what_is_not_a_store_is_explained(tmp_path: Path, store_path: Path) -> N
         open_store(store_path)["test"]
 
 
+def test_paths_without_a_name_are_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in (tmp_path, Path("/")):
+        monkeypatch.chdir(folder)
+        for path in (".", "", "/"):
+            with pytest.raises(StoreNotFoundError, match=r"not a store \(no zarr.json in it\)"):
+                open_store(path)
+    monkeypatch.chdir(tmp_path)
+    Path(f"{tmp_path}.work").mkdir()
+    with pytest.raises(StoreNotFoundError, match="its conversion isn't finished"):
+        open_store(".")
+
+
 def test_another_version_is_refused(store_path: Path) -> None:
     metadata = json.loads((store_path / "zarr.json").read_text())
     metadata["attributes"]["format_version"] = 2
