@@ -112,7 +112,12 @@ def _timm_model(name: str, num_classes: int, known: list[str]) -> nn.Module:
         if name in names:
             return timm.create_model(name, num_classes=num_classes)
     close = difflib.get_close_matches(name, names, 3)
-    hint = f"did you mean {' or '.join(close)}?" if close else "see the list of torchvision's classifiers"
+    listing = 'python -c "import torchvision; print(torchvision.models.list_models(module=torchvision.models))"'
+    hint = (
+        f"did you mean {' or '.join(close)}?"
+        if close
+        else f"use {', '.join(OWN)}, or one of those that `{listing}` prints"
+    )
     raise UsageError(f"--model {name}: unknown{note}; {hint}")
 
 

@@ -105,7 +105,7 @@ def test_timm_by_name() -> None:
     [
         ("resnet51", 32, ["--model resnet51", "unknown", "resnet50"]),
         ("resnet_smal", 32, ["did you mean resnet_small"]),
-        ("qqqqq", 32, ["--model qqqqq", "unknown"]),
+        ("qqqqq", 32, ["--model qqqqq", "unknown", "resnet_small, ", "list_models("]),
         ("alexnet", 16, ["--model alexnet", "16x16", "--crop"]),
         ("vit_b_16", 40, ["--model vit_b_16", "40x40"]),
     ],
