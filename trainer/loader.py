@@ -47,7 +47,8 @@ class Loader:
     One iteration at a time: a new `iter` ends the previous one.
 
     Raises:
-        UsageError: sizes that don't fit together or to the data, or training on unlabelled samples.
+        UsageError: sizes that don't fit together or to the data, training on unlabelled samples, or a CUDA device that
+            isn't there.
     """
 
     def __init__(
@@ -75,6 +76,8 @@ class Loader:
 
     def _check(self) -> None:
         data, where = self.data, self.data.split.path
+        if self.device.type == "cuda" and (self.device.index or 0) >= torch.cuda.device_count():
+            raise UsageError(f"device {self.device}: there are {torch.cuda.device_count()} here; use another, or cpu")
         step = self.batch_size * data.world_size
         if self.batch_size < 1 or self.threads < 1:
             raise UsageError(f"batch size {self.batch_size}, threads {self.threads}: both must be at least 1")
@@ -142,27 +145,38 @@ class Loader:
 
         Raises:
             UsageError: the state belongs to other data, another seed, order or global batch (the difference is named),
-                or lies between batches of this size.
+                isn't a position in an epoch, or lies between batches of this size.
         """
         own = self.state_dict()
-        if not set(own) <= set(state):
+        if not isinstance(state, dict) or not set(own) <= set(state):
             raise UsageError("the checkpoint holds no position in the training data; start afresh")
-        names = ["fingerprint", *(["seed", "global_batch", "order", "order_version"] if self.data.train else [])]
+        names = ["seed", "global_batch", "order", "order_version"] if self.data.train else []
+        if state["fingerprint"] != own["fingerprint"]:
+            raise UsageError(
+                f"another store (its samples differ: {str(state['fingerprint'])[:8]}, this run's "
+                f"{own['fingerprint'][:8]}); resume with the same, or start afresh"
+            )
         for name in names:
             if state[name] != own[name]:
                 raise UsageError(
                     f"checkpoint's {name.replace('_', ' ')} is {state[name]}, this run's {own[name]}: resume with "
                     "the same, or start afresh"
                 )
-        step = self.batch_size * self.data.world_size
-        if state["samples"] % step:
+        epoch, samples = state["epoch"], state["samples"]
+        if type(epoch) is not int or type(samples) is not int or epoch < 0 or not 0 <= samples <= self._served:
             raise UsageError(
-                f"checkpoint is {state['samples']} samples into its epoch, between batches of {self.batch_size} x "
+                f"checkpoint is {samples!r} samples into epoch {epoch!r}: must be whole numbers, of at most "
+                f"{self._served} samples in an epoch; start afresh"
+            )
+        step = self.batch_size * self.data.world_size
+        if samples % step:
+            raise UsageError(
+                f"checkpoint is {samples} samples into its epoch, between batches of {self.batch_size} x "
                 f"{self.data.world_size} ranks: resume from an optimizer step, or with the old sizes"
             )
         self._stop()
-        self.data.set_epoch(int(state["epoch"]))
-        self._consumed, self._resume = int(state["samples"]), True
+        self.data.set_epoch(epoch)
+        self._consumed, self._resume = samples, True
 
     # Iteration
 

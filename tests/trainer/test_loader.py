@@ -291,7 +291,7 @@ def test_evaluation_resumes_at_another_world_size(store):
         ({"global_batch": 16}, "global batch is 16, this run's 8"),
         ({"order_version": 99}, "order version is 99, this run's 1"),
         ({"order": "windowed 16 x 8"}, "order is windowed 16 x 8, this run's random"),
-        ({"fingerprint": "abc"}, "fingerprint is abc, this run's [0-9a-f]{64}"),
+        ({"fingerprint": "0123456789"}, "another store .its samples differ: 01234567, this run's [0-9a-f]{8}.;"),
     ],
 )
 def test_a_foreign_state_is_refused_by_name(store, change, message):
@@ -737,3 +737,25 @@ def test_batches_arrive_on_the_device(store):
             assert images.is_contiguous(memory_format=torch.channels_last)
             assert torch.equal(images.cpu(), images_host)
             assert torch.equal(labels.cpu(), labels_host)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"samples": -8}, {"samples": 8.0}, {"samples": 136}, {"samples": None}, {"epoch": -1}, {"epoch": 1.5}],
+    ids=str,
+)
+def test_states_that_are_no_position_are_refused(store, changes):
+    loader = make(store)
+    with pytest.raises(
+        UsageError, match="checkpoint is .* samples into epoch .*: must be whole numbers, of at most 128"
+    ):
+        loader.load_state_dict({**loader.state_dict(), **changes})
+    with pytest.raises(UsageError, match="holds no position"):
+        loader.load_state_dict([1])
+    assert len(served(loader)) == 16
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has CUDA")
+def test_a_missing_cuda_device_is_named_at_once(store):
+    with pytest.raises(UsageError, match="device cuda: there are 0 here"):
+        make(store, loader={"device": "cuda"})
