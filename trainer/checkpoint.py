@@ -13,8 +13,9 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from pipeline.atomic import atomic_file, remove_temps
+from pipeline.atomic import atomic_file, remove_temps, write_bytes
 from pipeline.errors import Error, UsageError
+from trainer.runs import CONFIG, LOCK, METRICS, STARTS, json_lines
 
 try:
     import fcntl
@@ -22,14 +23,17 @@ except ImportError:  # Windows has no flock: two runs into one folder aren't not
     fcntl = None  # type: ignore[assignment]
 
 FORMAT = 1
-LAST, PREVIOUS, BEST, LOCK = "last.pt", "previous.pt", "best.pt", "lock"
+LAST, PREVIOUS, BEST = "last.pt", "previous.pt", "best.pt"
+BEFORE_THE_START = (LOCK, BEST, METRICS, CONFIG, STARTS)
+"""What a run writes before its first step, beside TensorBoard's events."""
 
 
 class RunFolder:
     """The folder `--out`, held by one live run at a time.
 
     Attributes:
-        path: the folder, which is made, and removed again by `close` if nothing was written into it.
+        path: the folder, which is made, and removed again by `close` if the run didn't begin.
+        begun: steps are taken from here on, so that the folder stays.
         restarted: torchrun started this run in place of one that it ended: after a failure, or because machines
             came or went (then the job that last held the folder is this one).
 
@@ -37,8 +41,11 @@ class RunFolder:
         wait_seconds: how long a restarted run waits for the one before to let go of the folder.
 
     Raises:
-        UsageError: a live run holds it, or it can't be written to.
+        UsageError: a live run holds it.
+        Error: it can't be written to.
     """
+
+    begun = False
 
     def __init__(self, path: Path, wait_seconds: float = 0.0) -> None:
         self.path = path
@@ -49,7 +56,10 @@ class RunFolder:
             self._lock.seek(0)
             holder = self._lock.read()
         except OSError as error:
-            raise UsageError(f"--out {path}: can't write there ({error.strerror})") from error
+            if self._made:
+                with contextlib.suppress(OSError):
+                    path.rmdir()
+            raise unwritable(path, error) from error
         job = os.environ.get("TORCHELASTIC_RUN_ID", "none")  # "none": a static rendezvous, which never regroups
         self.restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0 or (job != "none" and job == holder)
         deadline = time.monotonic() + (wait_seconds if self.restarted else 0)
@@ -58,10 +68,14 @@ class RunFolder:
                 self._lock.close()
                 raise UsageError(f"--out {path}: another run is writing there; wait for it or choose another folder")
             time.sleep(0.2)
-        self._lock.truncate(0)
-        self._lock.write(job)
-        self._lock.flush()
-        remove_temps(path)
+        try:
+            self._lock.truncate(0)
+            self._lock.write(job)
+            self._lock.flush()
+            remove_temps(path)
+        except OSError as error:
+            self.close()
+            raise unwritable(path, error) from error
 
     def _try_lock(self) -> bool:
         if fcntl is None:
@@ -75,10 +89,13 @@ class RunFolder:
     def close(self) -> None:
         """Let go of the folder; harmless when repeated."""
         with contextlib.suppress(OSError):
-            if self._made and not self._lock.closed and os.listdir(self.path) == [LOCK]:  # refused before it began
-                (self.path / LOCK).unlink()
+            if self._made and not self._lock.closed and not self.begun:
+                for name in os.listdir(self.path):
+                    if name in BEFORE_THE_START or name.startswith("events.out.tfevents"):
+                        (self.path / name).unlink()
                 self.path.rmdir()
-        self._lock.close()
+        with contextlib.suppress(OSError):  # what a full disk hasn't taken is tried again, and the file closed
+            self._lock.close()
 
     def find(self, resume: str | None) -> tuple[Path, dict[str, Any]] | None:
         """The checkpoint that a run with this `--resume` goes on from, as (path, state); None for a fresh start.
@@ -98,9 +115,31 @@ class RunFolder:
             state = read_checkpoint(path)
             if state is not None:
                 return path, state
+        if own and all(map(_other_file, own)):
+            raise UsageError(
+                f"--resume {own[0]}: not a checkpoint ({_other_file(own[0])}): use --weights with it, or --resume with "
+                f"{LAST}"
+            )
         if own:
             raise UsageError(f"{' and '.join(map(str, own))}: damaged; resume from another checkpoint, or start afresh")
         return None
+
+    def adopt(self, path: Path, epochs_done: int, best: float) -> bool:
+        """Copy what belongs to a checkpoint in another run's folder: metrics.jsonl, and best.pt unless a later epoch
+        of that run has replaced the one of top-1 `best`; returns whether best.pt was copied.
+
+        Raises:
+            OSError: a file can't be read or written.
+        """
+        source = path.parent
+        lines = json_lines(source / METRICS)[0] if (source / METRICS).exists() else []
+        if lines:
+            write_bytes(self.path / METRICS, (source / METRICS).read_bytes())
+        later = [line["val_top1"] or 0.0 for line in lines if line["epoch"] > epochs_done]
+        if not (source / BEST).exists() or max(later, default=0.0) > best:
+            return False
+        write_bytes(self.path / BEST, (source / BEST).read_bytes())
+        return True
 
     def save(self, state: dict[str, Any]) -> None:
         """Make `state` the newest checkpoint and keep the one before; at any moment one of the two is complete.
@@ -109,6 +148,7 @@ class RunFolder:
             Error: no space left, or the like; the earlier checkpoints are as they were.
         """
         last = self.path / LAST
+        self.begun = True
 
         def keep_previous() -> None:
             if last.exists():
@@ -119,6 +159,12 @@ class RunFolder:
     def save_best(self, weights: dict[str, Tensor]) -> None:
         """Write a plain state dict on the CPU, which torchvision's model loads with strict=True."""
         _write(self.path / BEST, {name: tensor.cpu().contiguous() for name, tensor in weights.items()})
+
+
+def unwritable(path: Path, error: OSError) -> Error:
+    """What to raise where the folder `--out` takes no files."""
+    reason = error.strerror or error
+    return Error(f"--out {path}: can't be written ({reason}); make room there, or choose another folder")
 
 
 def _write(path: Path, value: dict[str, Any], before_rename: Callable[[], None] = lambda: None) -> None:
@@ -144,3 +190,16 @@ def read_checkpoint(path: Path) -> dict[str, Any] | None:
     except Exception:  # a spoilt file makes zipfile and the unpickler raise nearly anything
         return None
     return state if isinstance(state, dict) and state.get("format") == FORMAT else None
+
+
+def _other_file(path: Path) -> str:
+    """What a file is that never was a checkpoint, in words; empty for a damaged one."""
+    try:
+        with open(path, "rb") as file:
+            start = file.read(4)
+        if start != b"PK\x03\x04":  # of every file that torch.save writes
+            return "" if path.name in (LAST, PREVIOUS) else "no file of torch's"
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception:  # as in read_checkpoint
+        return ""
+    return "" if isinstance(state, dict) and "format" in state else "weights alone"

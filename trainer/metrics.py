@@ -15,7 +15,8 @@ import torch
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from pipeline.atomic import write_bytes
+from pipeline.atomic import atomic_file, write_bytes
+from pipeline.errors import Error
 from pipeline.words import duration
 from trainer.runs import json_lines
 
@@ -62,8 +63,8 @@ class Metrics:
         self._bar.update(step - self._bar.n)
         if step % 10 == 0:
             self._bar.set_postfix(loss=f"{loss:.3f}", lr=f"{lr:.3g}")
-            self._events.add_scalar("step/loss", loss, step)
-            self._events.add_scalar("step/lr", lr, step)
+            self._event("step/loss", loss, step)
+            self._event("step/lr", lr, step)
         now = time.monotonic()
         if self._bar.disable and now > self._said_at + 30 and math.isfinite(loss):
             left = duration((self._total_steps - step) * (now - self._start) / (step - self._first))
@@ -73,24 +74,45 @@ class Metrics:
     def epoch(self, line: dict[str, Any]) -> None:
         """Append one epoch; figures that aren't finite become null."""
         line = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in line.items()}
-        with open(self._file, "a") as file:
-            file.write(json.dumps(line) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with open(self._file, "a") as file:
+                file.write(json.dumps(line) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise _unwritable(self._file, error) from error
         for key, value in line.items():
             if value is not None and key not in ("epoch", "step"):
-                self._events.add_scalar(f"epoch/{key}", value, line["step"])
+                self._event(f"epoch/{key}", value, line["step"])
+
+    def _event(self, name: str, value: float, step: int) -> None:
+        try:
+            self._events.add_scalar(name, value, step)
+        except OSError as error:  # of an earlier event, which a thread of TensorBoard's wrote
+            raise _unwritable(Path(self._events.log_dir) / "events.out.tfevents", error) from error
 
     def close(self) -> None:
+        """Close the files and draw the curves. What can't be written is said, not raised: that would take the place of
+        the error that ended the run."""
         self._bar.close()
-        self._events.close()
+        for name, finish in (("events", self._events.close), (self._curves.name, self._draw)):
+            try:
+                finish()
+            except (OSError, Error) as error:
+                self._say(f"note: {self._curves.parent}: {name} can't be written ({error})")
+
+    def _draw(self) -> None:
         lines = self.lines()
         if lines:
             draw_curves(self._curves, lines)
 
 
+def _unwritable(path: Path, error: OSError) -> Error:
+    return Error(f"{path}: can't be written ({error.strerror or error}); make room; the checkpoints are kept")
+
+
 def draw_curves(path: Path, lines: list[dict[str, Any]]) -> None:
-    """Losses and accuracies by epoch as a PNG."""
+    """Losses and accuracies by epoch as a PNG, written whole or not at all."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4))
@@ -103,4 +125,5 @@ def draw_curves(path: Path, lines: list[dict[str, Any]]) -> None:
         axes.set(xlabel="epochs", title=title)
         axes.grid(alpha=0.3)
         axes.legend()
-    figure.savefig(path, dpi=120)
+    with atomic_file(path) as file:
+        figure.savefig(file, format="png", dpi=120)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pipeline.errors import UsageError
+from pipeline.errors import Error, UsageError
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,26 @@ class Ranks:
 
     @classmethod
     def from_env(cls) -> Ranks:
-        names = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}
-        return cls(*(int(os.environ.get(name, default)) for name, default in names.items()))
+        """Raises UsageError for variables that torchrun wouldn't set so, with which ranks would wait for ever."""
+        values = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}
+        for name in values:
+            text = os.environ.get(name)
+            if text is not None:
+                if not (text.isascii() and text.isdigit()):
+                    raise UsageError(f"{name}={text!r} in the environment: must be a whole number; start with torchrun")
+                values[name] = int(text)
+        ranks = cls(*values.values())
+        if ranks.rank >= ranks.world_size:
+            raise UsageError(
+                f"RANK={ranks.rank} in the environment, WORLD_SIZE={ranks.world_size}: ranks count from 0, below the "
+                "world size; start with torchrun"
+            )
+        missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+        if ranks.world_size > 1 and missing:
+            raise UsageError(
+                f"WORLD_SIZE={ranks.world_size} in the environment without {' and '.join(missing)}; start with torchrun"
+            )
+        return ranks
 
     def device(self, name: str) -> torch.device:
         """This rank's device. `name` is `auto` or a device type.
@@ -55,14 +73,25 @@ class Ranks:
 
 @contextlib.contextmanager
 def process_group(ranks: Ranks, device: torch.device, timeout_seconds: float) -> Iterator[None]:
-    """The process group for the block: gloo for tensors on the CPU, and the accelerator's own backend beside it."""
+    """The process group for the block: gloo for tensors on the CPU, and the accelerator's own backend beside it.
+
+    Raises:
+        Error: it didn't form.
+    """
     if ranks.world_size == 1:
         yield
         return
     backend = "cpu:gloo"
     if device.type != "cpu":
         backend += f",{device.type}:{dist.get_default_backend_for_device(device)}"
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
+    try:
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
+    except Exception as error:  # torch raises its own kinds, ValueError and RuntimeError
+        reason = " ".join(str(error).split())[:200]
+        raise Error(
+            f"the group of {ranks.world_size} ranks didn't form within --timeout {timeout_seconds:g} seconds "
+            f"({reason}); check that all were started, and can reach the first"
+        ) from error
     try:
         yield
     finally:

@@ -62,7 +62,8 @@ class Session:
 
     Attributes:
         model: the bare module on its device, channels_last, with --weights loaded.
-        val: the Dataset of the split val, or of a labelled test where there is no val; None where there is neither.
+        val: the Dataset of the split val, or of a labelled test where there is no val; None where there is neither,
+            or val has no labels.
 
     Raises:
         UsageError, StoreError: anything that can't work, before any training.
@@ -83,7 +84,12 @@ class Session:
         # torchvision calls its second split test; ImageNet's test split has no labels
         labelled_test = "test" in store and UNLABELLED not in store["test"].labels
         split = "test" if labelled_test and "val" not in store else "val"
-        if split in store or config.eval_only:
+        unlabelled = split in store and not (store[split].labels >= 0).any()
+        if unlabelled and config.eval_only:
+            raise UsageError(f"{store.path}: {split} has no labels; --eval-only needs a val split that has some")
+        if unlabelled:
+            say(f"{store.path}: {split} has no labels: training without evaluation")
+        elif split in store or config.eval_only:
             _check_crop("--eval-crop" if config.eval_crop else self._crop_flag, crop, store[split])
             self.val = RankPartitionedDataset(
                 store, split, rank=ranks.rank, world_size=ranks.world_size, crop=crop, train=False

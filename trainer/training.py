@@ -21,7 +21,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from pipeline.atomic import write_bytes
 from pipeline.errors import UsageError
 from trainer.augment import make_mix
-from trainer.checkpoint import RunFolder
+from trainer.checkpoint import RunFolder, unwritable
 from trainer.config import Config
 from trainer.loader import Loader
 from trainer.metrics import Metrics, peak_memory_bytes
@@ -75,17 +75,19 @@ def train(config: Config, ranks: Ranks, device: torch.device, say: Callable[[str
 
     Raises:
         UsageError: wrong use, before the first step.
-        Error: a loss that isn't finite, or a checkpoint that can't be written.
+        Error: a loss that isn't finite, or a folder or checkpoint that can't be written.
         Stopped: after SIGTERM or Ctrl-C, with a checkpoint written.
     """
     session = Session(config, ranks, device, say)
-    out = Path(config.out or f"runs/{Path(config.store_path(session.stages[-1].size)).stem}-{config.model}")
+    data_path = Path(config.store_path(session.stages[-1].size)).absolute().resolve()
+    out = Path(config.out or f"runs/{data_path.stem}-{config.model}")
     with contextlib.ExitStack() as stack:
         folder = RunFolder(out, wait_seconds=config.timeout / 2) if ranks.rank == 0 else None  # rank 0 alone writes
         if folder:
             stack.callback(folder.close)
         found = from_rank_0(folder and folder.find(config.resume), ranks)
         run = Run(session, found, say)
+        run.saved = found is not None and found[0].parent.resolve() == out.resolve()
         if run.state.epoch >= config.epochs:
             say(
                 f"{out}: finished, {run.state.epoch} of --epochs {config.epochs} are done; nothing was trained or "
@@ -108,23 +110,18 @@ def train(config: Config, ranks: Ranks, device: torch.device, say: Callable[[str
             say(
                 "note: crops are whole images, which only flips vary; --pad or a larger store gains accuracy (measured)"
             )
+        stack.enter_context(run.signals)  # until curves are drawn
         if folder:
-            header = "# The run's config; usable with --config.\n"
-            write_bytes(out / "config.yaml", (header + yaml.safe_dump(asdict(config), sort_keys=False)).encode())
-            record_start(
-                out,
-                step=run.state.step,
-                world_size=ranks.world_size,
-                global_batch=run.batching.global_batch,
-                device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-            )
-            metrics = Metrics(out, run.state.epoch, run.state.step, run.total_steps, say)
-            stack.callback(metrics.close)
-            run.folder, run.metrics = folder, metrics
+            try:
+                run.report_into(folder, found and found[0])
+            except OSError as error:
+                raise unwritable(out, error) from error
+            assert run.metrics is not None
+            stack.callback(run.metrics.close)
             if config.profile:
                 run.profiler = stack.enter_context(_profiler(out))
-        with run.signals:
-            run.fit()
+            folder.begun = True
+        run.fit()
         best = "" if math.isnan(run.state.best) else f"best top-1 {run.state.best:.2%}; "
         say(f"done: {best}weights in {out}/best.pt, curves in {out}/curves.png")
 
@@ -135,6 +132,8 @@ class Run:
     folder: RunFolder | None = None
     metrics: Metrics | None = None
     profiler: torch.profiler.profile | None = None
+    saved = False
+    """`--resume auto` finds a checkpoint."""
 
     def __init__(self, session: Session, found: tuple[Path, dict[str, Any]] | None, say: Callable[[str], None]) -> None:
         config, ranks, device = session.config, session.ranks, session.device
@@ -182,8 +181,32 @@ class Run:
             whole = [*sums[:, :2].sum(0), *sums[:, 2:].max(0)]
             sums = np.vstack([whole, np.zeros((self.ranks.world_size - 1, 4))])
         state.sums = sums[self.ranks.rank].tolist()
-        self._stage_loader(state.epoch).load_state_dict(saved["data"])
+        try:
+            self._stage_loader(state.epoch).load_state_dict(saved["data"])
+        except UsageError as error:
+            raise UsageError(f"{source}: {error}") from error
         self.say(f"resuming from {path}: {state.epoch} of {self.config.epochs} epochs, {state.step:,} steps are done")
+
+    def report_into(self, folder: RunFolder, checkpoint: Path | None) -> None:
+        """Write what a run's folder holds before the first step, on rank 0; `checkpoint` is what the run resumes.
+
+        Raises:
+            OSError: the folder takes no files.
+        """
+        out, state, device = folder.path, self.state, self.device
+        if checkpoint and not self.saved and not folder.adopt(checkpoint, state.epoch, state.best):
+            state.best = State.best  # there is no file of the best epoch so far: the best of the coming ones counts
+        header = "# The run's config; usable with --config.\n"
+        write_bytes(out / "config.yaml", (header + yaml.safe_dump(asdict(self.config), sort_keys=False)).encode())
+        record_start(
+            out,
+            step=state.step,
+            world_size=self.ranks.world_size,
+            global_batch=self.batching.global_batch,
+            device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        )
+        self.metrics = Metrics(out, state.epoch, state.step, self.total_steps, self.say)
+        self.folder = folder
 
     def _stage_loader(self, epoch: int) -> Loader:
         return self.loaders[self.session.stages.index(self.config.stage(epoch))]
@@ -269,7 +292,7 @@ class Run:
         loss_sum, verdict = self.watch.settle()
         self.state.loss_sum += loss_sum
         if verdict == BROKEN:
-            raise self.watch.error()
+            raise self.watch.error(self.saved)
         if save or verdict == STOP:
             self._save()
         if verdict == STOP:
@@ -277,6 +300,7 @@ class Run:
 
     def _save(self) -> None:
         sums, state = torch.from_numpy(gather(self.state.sums, self.ranks)), self.state
+        self.saved = True
         if self.folder:
             self.folder.save(
                 {

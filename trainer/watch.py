@@ -114,8 +114,9 @@ class LossWatch:
             self._problem = f"the loss is not finite at step {step}, samples {self._name_samples(bad)}"
         return total
 
-    def error(self) -> Error:
-        """What to raise after the verdict BROKEN."""
+    def error(self, saved: bool) -> Error:
+        """What to raise after the verdict BROKEN; `saved`: there is a checkpoint to go on from."""
         if self._problem:
-            return Error(f"{self._problem}; lower --lr or set --clip-grad, and go on with --resume auto")
+            then = "go on with --resume auto" if saved else "start again"
+            return Error(f"{self._problem}; lower --lr or set --clip-grad, and {then}")
         return Error("another rank's loss is not finite; see its message")

@@ -112,8 +112,42 @@ def test_a_folder_goes_again_where_nothing_was_written(tmp_path: Path) -> None:
 
 def test_unwritable_folders(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="can't write there"):
+    with pytest.raises(Error, match=r"--out .*run: can't be written \(Not a directory\)") as caught:
         RunFolder(tmp_path / "file" / "run")
+    assert caught.value.exit_code == 1
+
+
+def test_a_disk_that_is_full_before_the_start_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_space(*args: object) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(checkpoint, "remove_temps", no_space)
+    with pytest.raises(Error, match=r"--out .*run: can't be written \(No space left on device\); make room there"):
+        RunFolder(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_files_are_not_called_damaged(folder: RunFolder, tmp_path: Path) -> None:
+    folder.save_best({"weight": torch.zeros(3)})
+    text = tmp_path / "notes.txt"
+    text.write_text("no checkpoint")
+    for path, words in ((folder.path / "best.pt", "weights alone"), (text, "no file of torch's")):
+        with pytest.raises(UsageError) as caught:
+            folder.find(str(path))
+        assert str(caught.value).startswith(f"--resume {path}: not a checkpoint ({words}): use --weights with it")
+
+
+def test_best_weights_are_adopted_unless_they_are_of_a_later_epoch(folder: RunFolder, tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    old.mkdir()
+    (old / "metrics.jsonl").write_text('{"epoch": 1, "val_top1": 0.5}\n{"epoch": 2, "val_top1": 0.75}\n')
+    assert not folder.adopt(old / LAST, 2, 0.75)  # there is none
+    (old / "best.pt").write_bytes(b"weights")
+    assert not folder.adopt(old / PREVIOUS, 1, 0.5)
+    assert not (folder.path / "best.pt").exists()
+    assert folder.adopt(old / LAST, 2, 0.75)
+    for name in ("best.pt", "metrics.jsonl"):
+        assert (folder.path / name).read_bytes() == (old / name).read_bytes()
 
 
 def test_full_disk_is_one_line_and_keeps_what_is_there(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:

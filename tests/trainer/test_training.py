@@ -19,6 +19,7 @@ from stores import make_store
 from training_runs import flags, metrics, quadrant_images, quadrant_store, refusal, run_here
 
 from pipeline.errors import UsageError
+from trainer import checkpoint as checkpoint_module
 from trainer import evaluation, main, watch
 from trainer.checkpoint import read_checkpoint
 from trainer.config import Config
@@ -301,7 +302,130 @@ def test_a_loss_that_is_not_finite_stops_with_step_and_keys(
     line = refusal(capsys, code=1, data=store, out=tmp_path, lr=1e30, warmup_epochs=0)
     assert "not finite at step" in line
     assert "train/0" in line
+    assert line.endswith("set --clip-grad, and start again")
     assert not (tmp_path / "last.pt").exists()
+    assert run_here(data=store, out=tmp_path, epochs=1) == 0
+    line = refusal(capsys, code=1, data=store, out=tmp_path, lr=1e30, resume="auto")
+    assert line.endswith("go on with --resume auto")
+
+
+def no_space(*args: Any, **options: Any) -> None:
+    raise OSError(28, os.strerror(28))
+
+
+def test_a_full_disk_during_the_run_is_the_last_word(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(checkpoint_module.torch, "save", no_space)
+    monkeypatch.setattr("trainer.metrics.draw_curves", no_space)
+    monkeypatch.setattr("trainer.metrics.SummaryWriter.close", no_space)
+    line = refusal(capsys, code=1, data=store, out=tmp_path)
+    assert line.endswith("best.pt: the checkpoint can't be written (No space left on device); earlier ones are kept")
+
+
+def test_curves_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = {"epoch": 1, "train_loss": 1.0, "val_loss": 1.0, "val_top1": 0.5, "val_top5": None}
+    monkeypatch.setattr("pipeline.atomic.os.fsync", no_space)
+    with pytest.raises(OSError, match="No space"):
+        draw_curves(tmp_path / "curves.png", [line])
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("place", ["trainer.training.write_bytes", "trainer.training.record_start"])
+def test_a_full_disk_before_the_start_leaves_no_folder(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    out = tmp_path / "run"
+    monkeypatch.setattr(place, no_space)
+    line = refusal(capsys, code=1, data=store, out=out)
+    assert line.startswith(f"trainer: --out {out}: can't be written (No space left on device); make room there")
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("best_is_there", [True, False])
+def test_a_resume_into_another_folder_takes_best_and_metrics_along(
+    store: Path, tmp_path: Path, best_is_there: bool
+) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    assert run_here(data=store, out=old, epochs=5) == 0
+    if not best_is_there:
+        (old / "best.pt").unlink()
+    before = max(line["val_top1"] for line in metrics(old))
+    assert run_here(data=store, out=new, epochs=6, lr=1e-9, resume=old) == 0  # learns no more
+    assert [line["epoch"] for line in metrics(new)] == [1, 2, 3, 4, 5, 6]
+    if best_is_there:
+        assert checkpoint(new)["best"] == before
+        assert (new / "best.pt").read_bytes() == (old / "best.pt").read_bytes()
+    else:
+        assert checkpoint(new)["best"] == metrics(new)[-1]["val_top1"]
+        assert_same(torch.load(new / "best.pt"), checkpoint(new)["model"])
+
+
+def test_a_val_split_without_labels_is_no_val(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    images, labels = quadrant_images(37)
+    splits = {"train": quadrant_images(130), "val": (images, labels * 0 - 2)}
+    store = make_store(tmp_path / "s.zarr", splits, class_ids=["a", "b", "c", "d"])
+    out = tmp_path / "run"
+    assert run_here(data=store, out=out) == 0
+    text = capsys.readouterr().out
+    assert text.count("val has no labels: training without evaluation") == 1
+    assert "nan" not in text
+    assert metrics(out)[-1]["val_top1"] is None
+    line = refusal(capsys, data=store, eval_only=True, weights=out / "best.pt")
+    assert "val has no labels; --eval-only needs a val split" in line
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"RANK": "x"}, "RANK='x' in the environment: must be a whole number"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 in the environment, WORLD_SIZE=2"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2 in the environment without RANK and MASTER_ADDR and MASTER_PORT"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "29400"}, "without MASTER_ADDR"),
+    ],
+)
+def test_wrong_variables_of_torchrun(
+    store: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    environment: dict[str, str],
+    words: str,
+) -> None:
+    monkeypatch.setattr(main, "GRACE_SECONDS", 0.0)
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    line = refusal(capsys, data=store, out=tmp_path / "run")
+    assert words in line
+    assert line.endswith("; start with torchrun")
+
+
+def test_a_group_that_never_formed_is_no_lost_one(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*args: Any, **options: Any) -> None:
+        raise torch.distributed.DistNetworkError("timed out")
+
+    monkeypatch.setattr("trainer.ranks.dist.init_process_group", refuse)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    line = refusal(capsys, code=1, data=store, out=tmp_path / "run", timeout=7)
+    assert "the group of 2 ranks didn't form within --timeout 7 seconds (timed out); check that all were" in line
+
+
+def test_an_interrupt_before_the_first_step_is_one_line(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("trainer.training.Session", interrupt)
+    out = tmp_path / "run"
+    assert refusal(capsys, code=130, data=store, out=out) == "trainer: interrupted before the first step"
+    line = refusal(capsys, code=130, data=store, eval_only=True, weights="w.pt")
+    assert line == "trainer: interrupted"
 
 
 @pytest.mark.parametrize(
@@ -386,7 +510,8 @@ def test_refused_resumes(store: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert "add --resume auto" in refusal(capsys, data=store, out=out)
     other = quadrant_store(tmp_path / "other.zarr", train=131)
     again = {"out": out, "resume": "auto", "epochs": 2}
-    assert "fingerprint" in refusal(capsys, data=other, **again)
+    line = refusal(capsys, data=other, **again)
+    assert re.search(r"--resume .*last\.pt: another store \(its samples differ: \w{8}, this run's \w{8}\)", line)
     assert "seed is 0, this run's 1" in refusal(capsys, data=store, seed=1, **again)
     assert "global batch is 16, this run's 32" in refusal(capsys, data=store, **again, global_batch=32)
     assert "its model is flatten_linear" in refusal(capsys, data=store, model="resnet_small", **again)
