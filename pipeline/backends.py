@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import resource_tracker
 from typing import TypeVar
 
@@ -135,13 +135,21 @@ def _check_listening(scheduler: str) -> None:
         raise UsageError(f"--scheduler {scheduler}: no Ray cluster answers there ({error.strerror or error})") from None
 
 
-def run_jobs(name: str, n_jobs: int, function: Callable[[Job], Result], jobs: Iterable[Job]) -> Iterator[Result]:
+def run_jobs(name: str, n_jobs: int, function: Callable[[Job], Result], jobs: Sequence[Job]) -> Iterator[Result]:
     """Run `function` over the jobs in the backend of the surrounding block; results come in the order they finish.
+
+    Args:
+        name: of the backend.
+        n_jobs: workers as joblib counts them, -1 for one per core; `loky` starts no more than there are jobs.
+        function: what is done with a job; it is sent to the workers.
+        jobs: what to do.
 
     Raises:
         Error: a worker died; results that came before stay valid.
         Exception: whatever a job raised.
     """
+    if name == "loky":
+        n_jobs = max(1, min(joblib.effective_n_jobs(n_jobs), len(jobs)))
     # Ray's joblib backend can only return lists, so its progress comes at the end.
     return_as = "list" if name == "ray" else "generator_unordered"
     parallel = joblib.Parallel(n_jobs=n_jobs, batch_size=1, pre_dispatch="2*n_jobs", return_as=return_as)

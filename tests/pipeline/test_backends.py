@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -28,6 +28,22 @@ def test_workers_start_deaf_to_ctrl_c() -> None:
         masks = list(run_jobs("loky", 2, signals_that_wait, range(4)))
     assert all(signal.SIGINT in mask for mask in masks)
     assert signal.SIGINT not in signals_that_wait(0)
+
+
+@pytest.mark.parametrize(
+    ("n_jobs", "num_jobs", "workers"), [(5000, 3, 3), (2, 3, 2), (-1, 1, 1), (-1000, 3, 1), (7, 0, 1)]
+)
+def test_no_more_workers_than_jobs(monkeypatch: pytest.MonkeyPatch, n_jobs: int, num_jobs: int, workers: int) -> None:
+    asked = []
+
+    def parallel(n_jobs: int, **options: object) -> Callable[[Iterable[object]], list[object]]:
+        asked.append(n_jobs)
+        return list
+
+    monkeypatch.setattr("pipeline.backends.joblib.Parallel", parallel)
+    with backend("loky", None):
+        assert len(list(run_jobs("loky", n_jobs, str, range(num_jobs)))) == num_jobs
+    assert asked == [workers]
 
 
 @pytest.fixture(scope="module")
