@@ -135,12 +135,17 @@ def opened(path: str) -> Iterator[int]:
 
 
 class TableBuilder:
-    """Collects files of archives into a `Table`; links within an archive get the bytes they lead to."""
+    """Collects files of archives into a `Table`; links within an archive get the bytes they lead to.
+
+    Attributes:
+        folders: (archive, path) of the folders that are members themselves, as empty ones must be.
+    """
 
     def __init__(self) -> None:
         self.names = StringsBuilder()
         self._archive, self._offset, self._size = array("i"), array("q"), array("q")
         self._links: list[tuple[int, bytes]] = []
+        self.folders: list[tuple[int, bytes]] = []
 
     def add(self, name: bytes, archive: int, offset: int, size: int) -> None:
         self.names.append(name)
@@ -154,7 +159,9 @@ class TableBuilder:
             for member in members(fd, path):
                 if member.kind == "file":
                     self.add(member.name, archive, member.offset, member.size)
-                elif member.kind != "folder":  # a link, or a device: a name without bytes of its own
+                elif member.kind == "folder":
+                    self.folders.append((archive, member.name))
+                else:  # a link, or a device: a name without bytes of its own
                     if member.kind == "symlink":
                         target = posixpath.normpath(posixpath.join(posixpath.dirname(member.name), member.target))
                         self._links.append((len(self.names), target))

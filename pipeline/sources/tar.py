@@ -46,12 +46,16 @@ def split_of_archive(path: Path, src: Path) -> str | None:
     return names.split_of_file(os.fsencode(relative.with_suffix("")))
 
 
-def read_table(paths: Sequence[Path]) -> Table:
-    """All files in the archives."""
+def _index(paths: Sequence[Path]) -> TableBuilder:
     builder = TableBuilder()
     for number, path in enumerate(paths):
         builder.add_archive(str(path), number)
-    return builder.build()
+    return builder
+
+
+def read_table(paths: Sequence[Path]) -> Table:
+    """All files in the archives."""
+    return _index(paths).build()
 
 
 def image_rows(table: Table, ignored: Ignored) -> np.ndarray:
@@ -72,8 +76,12 @@ def open_tar(src: Path, splits: Sequence[str] | None = None) -> SourceSet:
         UsageError: a truncated or damaged archive, the same path twice, or a class that `train` doesn't have.
     """
     paths, ignored, notes = find_files(src, ".tar"), Ignored(), list[str]()
-    table = read_table(paths)
-    table = table.take(image_rows(table, ignored))
+    builder = _index(paths)
+    table = builder.build()
+    images = image_rows(table, ignored)
+    others = _other_folders(builder, table, images)
+    table = table.take(images)
+    classes: dict[str, set[bytes]] = {}
     rows: dict[str, array[int]] = {}
     keys: dict[str, StringsBuilder] = {}
     tops: dict[str, bytes] = {}
@@ -95,10 +103,15 @@ def open_tar(src: Path, splits: Sequence[str] | None = None) -> SourceSet:
             tops.setdefault(split, b"/".join(folders[:depth]))
             rows.setdefault(split, array("q")).append(row)
             keys.setdefault(split, StringsBuilder()).append(b"/".join(folders[depth:]))
+        top = table.names[int(inside[0])].split(b"/")[: found.depth] if len(inside) else []
+        for folder in others.get(number, ()):
+            if named := _class_folder(folder, top, found, default):
+                classes.setdefault(named[0], set()).add(named[1])
     tables, columns, deep = {}, {}, {}
     for split in names.natural_splits(set(rows)):
         part = table.take(np.array(rows.pop(split), np.int64), keys.pop(split).build())
         tables[split], columns[split], deep[split] = _order(part, paths, ignored)
+    _declare(columns, classes)
     ids, labels = resolve(columns, lambda split, i: f"{src}: {names.text(tables[split].names[i])}")
     sources = {
         split: ArchiveSource([str(path) for path in paths], part, labels[split])
@@ -107,6 +120,42 @@ def open_tar(src: Path, splits: Sequence[str] | None = None) -> SourceSet:
     }
     warnings = [_too_high(deep[split], tops[split], split, src) for split in sources if deep[split].first]
     return SourceSet("tar", ids, sources, ignored=ignored, notes=notes, warnings=warnings[:1], origin=str(src))
+
+
+def _other_folders(builder: TableBuilder, table: Table, images: np.ndarray) -> dict[int, set[bytes]]:
+    """Of each archive, the folders that are members or hold other files than images: classes without any, perhaps."""
+    folders: dict[int, set[bytes]] = {}
+    for archive, folder in builder.folders:
+        folders.setdefault(archive, set()).add(folder)
+    for row in np.setdiff1d(np.arange(len(table.names)), images).tolist():
+        folders.setdefault(int(table.archive[row]), set()).add(posixpath.dirname(table.names[row]))
+    return folders
+
+
+def _class_folder(folder: bytes, top: list[bytes], found: Layout, default: str) -> tuple[str, bytes] | None:
+    """The split and the class folder that a folder of an archive is or lies in; None where it is in no class.
+
+    `top` are the folders that are left out of this archive's paths.
+    """
+    parts = folder.split(b"/")
+    inner = parts[len(top) :]
+    if parts[: len(top)] != top or not inner:
+        return None
+    split: str | None = found.split or default
+    if found.holds_splits:
+        split, inner = names.split_of_folder(inner[0]), inner[1:]
+    if split is None or not inner or not inner[0] or names.is_system_folder(inner[0]):
+        return None
+    return split, inner[0]
+
+
+def _declare(columns: dict[str, LabelColumn], classes: dict[str, set[bytes]]) -> None:
+    """Give class folders without images their place, in the splits that the class map is made of."""
+    makes_map = ["train"] if "train" in columns and columns["train"].tokens else list(columns)
+    for split in makes_map:
+        if columns[split].tokens:  # else its samples are unlabelled
+            for folder in sorted(classes.get(split, ())):
+                columns[split].add(names.text(folder), 0)
 
 
 def _too_high(deeper: Deeper, top: bytes, split: str, src: Path) -> str:

@@ -265,3 +265,34 @@ def test_images_deeper_than_the_class_folders_are_pointed_out(tmp_path, members,
 def test_images_where_they_should_be_raise_no_warning(tmp_path):
     for members in (["stuff/cat/1.jpg", "stuff/dog/1.jpg"], ["1.jpg"], ["train/cat/1.jpg", "val/cat/1.jpg"]):
         assert open_source(write_tar(tmp_path / "x.tar", *members)).warnings == []
+
+
+@pytest.mark.parametrize(
+    ("images", "folders", "classes"),
+    [
+        (["photos/tree/a/1.jpg", "photos/tree/c/1.jpg"], ["photos/tree", "photos/tree/b"], ["a", "b", "c"]),
+        (["train/a/1.jpg", "train/c/1.jpg", "val/c/1.jpg"], ["train/b", "val/d", "misc/e"], ["a", "b", "c"]),
+        (["val/a/1.jpg", "test/c/1.jpg"], ["val/b"], ["a", "b", "c"]),
+        (["a/1.jpg", "a/x.txt", "c/1.jpg", "b/readme.txt"], ["c/deep/er", ".git/hooks"], ["a", "b", "c"]),
+        (["1.jpg", "2.jpg"], ["b"], []),
+    ],
+)
+def test_a_class_folder_without_images_keeps_its_place(tmp_path, images, folders, classes):
+    with tarfile.open(tmp_path / "pets.tar", "w") as tar:
+        for name in folders:
+            info = tarfile.TarInfo(name)
+            info.type = tarfile.DIRTYPE
+            tar.addfile(info)
+    (tmp_path / "files.tar").write_bytes(tar_bytes([(name, name.encode()) for name in images]))
+    with tarfile.open(tmp_path / "pets.tar", "a") as tar, tarfile.open(tmp_path / "files.tar") as files:
+        for info in files:
+            tar.addfile(info, files.extractfile(info))
+    with tarfile.open(tmp_path / "pets.tar") as tar:
+        tar.extractall(tmp_path / "folder", filter="data")
+    packed = open_source(tmp_path / "pets.tar")
+    assert packed.class_ids == classes
+    wrapper = "photos/tree" if images[0].startswith("photos") else ""
+    unpacked = open_source(tmp_path / "folder" / wrapper)
+    assert unpacked.class_ids == classes
+    for split, source in unpacked.splits.items():
+        assert samples(packed.splits[split]) == samples(source)
