@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,16 +38,19 @@ def verify(
     Args:
         path: the store.
         against: a source; `sample` random samples per split are decoded again and compared, labels of all keys too.
-        sample: how many; 0 for all.
+        sample: how many, 0 or more; 0 for all.
         source: kind of the source, where looking at it isn't enough.
 
     Returns:
-        {"store", "ok", "problems": [one line each], "splits": {name: {"num_samples", "chunks", "compared"}}}.
+        {"store", "ok", "problems": [one line each], "notes": [one line each; no problem, but worth knowing],
+        "splits": {name: {"num_samples", "num_valid", "chunks", "compared"}}}.
 
     Raises:
         StoreNotFoundError: no store is there.
-        UsageError: the source can't be opened.
+        UsageError: the source can't be opened, or `sample` is negative.
     """
+    if sample < 0:
+        raise UsageError(f"--sample {sample}: must be a number of samples, or 0 for all")
     with known_codecs():
         return _verify(Store(path), against, sample, source, quiet)
 
@@ -60,6 +63,7 @@ def _verify(
     names = store.splits
     if not names:
         problems.append(f"{store.path}: no complete split")
+    whole = _open_whole(against, source) if against is not None and names else None
     problems += [f"{child}: not a part of the store" for child in _strangers(store)]
     for name in names:
         try:
@@ -68,7 +72,7 @@ def _verify(
             problems.append(str(error))
             continue
         found = [*split.problems(), *_check_arrays(store, split)]
-        origin = _open_origin(split, against, source) if against is not None and not found else None
+        origin = _open_origin(split, against, source, whole) if against is not None and not found else None
         found += _check_chunks(split, quiet)
         splits[name] = {
             "num_samples": split.num_samples,
@@ -81,7 +85,8 @@ def _verify(
             splits[name]["compared"] = compared
             found += differences
         problems += found
-    return {"store": str(store.path), "ok": not problems, "problems": problems, "splits": splits}
+    notes = [] if whole is None else _lacking(whole, names)
+    return {"store": str(store.path), "ok": not problems, "problems": problems, "notes": notes, "splits": splits}
 
 
 def _strangers(store: Store) -> list[Path]:
@@ -183,7 +188,24 @@ def _check_chunks(split: Split, quiet: bool) -> list[str]:
     return sorted(problems)
 
 
-def _open_origin(split: Split, against: str | os.PathLike[str], kind: str | None) -> tuple[SourceSet, np.ndarray]:
+def _open_whole(against: str | os.PathLike[str], kind: str | None) -> SourceSet | None:
+    """The source with all its splits; None where only some of them may be readable, which `_open_origin` tries."""
+    try:
+        return open_source(against, kind)
+    except Error:
+        return None
+
+
+def _lacking(whole: SourceSet, names: Sequence[str]) -> list[str]:
+    """A note for each split that only the source has. A source's only split goes by any name that is asked for."""
+    if len(whole.splits) < 2:
+        return []
+    return [f"{whole.origin} has a split {name} that the store lacks" for name in whole.splits if name not in names]
+
+
+def _open_origin(
+    split: Split, against: str | os.PathLike[str], kind: str | None, whole: SourceSet | None
+) -> tuple[SourceSet, np.ndarray]:
     """The source that the split was made from, as far as its keys tell, before hours of reading.
 
     Returns:
@@ -198,7 +220,10 @@ def _open_origin(split: Split, against: str | os.PathLike[str], kind: str | None
         f"{split.name} of {counted(split.num_samples, 'sample')}, such as {example}"
     )
     try:
-        found = open_source(against, kind, splits=[split.name])
+        if whole is None or split.name not in whole.splits:
+            found = open_source(against, kind, splits=[split.name])
+        else:
+            found = whole
     except UsageError as error:
         raise UsageError(f"--against {against}: {error}; {expected}") from None
     origin = found.splits[split.name]
@@ -271,7 +296,7 @@ def _match(split: Split, origin: Source) -> np.ndarray:
 
 def result_text(result: dict[str, Any]) -> str:
     """The result for people."""
-    lines = list(result["problems"])
+    lines = [*result["problems"], *(f"note: {note}" for note in result["notes"])]
     for name, split in result["splits"].items():
         compared = f", {split['compared']:,} compared with the source" if split["compared"] else ""
         samples, chunks = counted(split["num_samples"], "sample"), counted(split["chunks"], "chunk")

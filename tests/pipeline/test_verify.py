@@ -11,7 +11,7 @@ from folders import make_folder, make_image
 from pipeline import convert, open_store
 from pipeline.errors import UsageError
 from pipeline.recode import copy_store
-from pipeline.verify import verify
+from pipeline.verify import result_text, verify
 
 
 @pytest.fixture(scope="module")
@@ -168,3 +168,18 @@ def test_a_source_without_the_split(store: Path, source: Path, tmp_path: Path) -
     message = r"no split 'val' \(there are: train\); .*; expected is the SRC that .* a split val of 5 samples"
     with pytest.raises(UsageError, match=message):
         verify(store, against=other, quiet=True)
+
+
+def test_a_split_that_only_the_source_has_is_noted(source: Path, tmp_path: Path) -> None:
+    convert(source, tmp_path / "a.zarr", size=8, split="train", n_jobs=1, on_error="skip", quiet=True)
+    result = verify(tmp_path / "a.zarr", against=source, sample=1, quiet=True)
+    assert result["ok"]
+    assert result["notes"] == [f"{source} has a split val that the store lacks"]
+    assert f"note: {source} has a split val that the store lacks" in result_text(result).splitlines()
+    convert(source / "val", tmp_path / "b.zarr", size=8, split="holdout", n_jobs=1, quiet=True)
+    assert verify(tmp_path / "b.zarr", against=source / "val", quiet=True)["notes"] == []  # its only split has no name
+
+
+def test_a_negative_sample_is_refused(store: Path) -> None:
+    with pytest.raises(UsageError, match="--sample -1: must be a number of samples, or 0 for all"):
+        verify(store, sample=-1, quiet=True)
