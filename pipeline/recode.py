@@ -105,7 +105,7 @@ def copy_store(
         n_jobs: threads; -1 for one per core.
 
     Raises:
-        UsageError: DST exists, an unknown codec or a URL whose package is missing.
+        UsageError: DST exists or lies in SRC, an unknown codec, no threads, or a URL whose package is missing.
         StoreError: SRC is damaged.
         Error: reading or writing failed.
     """
@@ -115,6 +115,10 @@ def copy_store(
 
 def _copy_store(source: str, target: str, codec: str, n_jobs: int, quiet: bool) -> None:
     encoding = codec_arguments(codec)
+    if n_jobs == 0:
+        raise UsageError("--n-jobs can't be 0; give a number of threads, or -1 for one per core")
+    if _is_inside(target, source):
+        raise UsageError(f"{target}: lies in the store that is copied; choose a DST outside {source}")
     group = _open_group(source)
     if "://" in target:
         store = _open(target, read_only=False)
@@ -138,6 +142,15 @@ def _copy_store(source: str, target: str, codec: str, n_jobs: int, quiet: bool) 
         finally:
             shutil.rmtree(staged, ignore_errors=True)
     say(f"{final}: copied with codec {codec}", quiet=quiet)
+
+
+def _is_inside(target: str, source: str) -> bool:
+    """True where `target` is a place below `source`."""
+    if ("://" in target) != ("://" in source):
+        return False
+    if "://" in target:
+        return target.startswith(source.rstrip("/") + "/")
+    return Path(os.path.realpath(source)) in Path(os.path.realpath(target)).parents
 
 
 def _exists(store: ZarrStore) -> bool:
@@ -186,12 +199,23 @@ def _copy_split(
                 raise StoreError(f"{place}: chunk c.{chunk}.0.0.0 is missing or altered; run `verify`, then copy again")
             return part
 
-        made[first:last] = check(images[first:last], source)
+        try:
+            part = images[first:last]
+        except OSError:  # of the disk or the network
+            raise
+        except (RuntimeError, ValueError) as error:  # of a codec
+            raise StoreError(
+                f"{source}/images/c.{chunk}.0.0.0: can't be decoded ({' '.join(str(error).split())}); take that file "
+                "from a good copy of the store, then copy again"
+            ) from error
+        made[first:last] = check(part, source)
         check(made[first:last], "the copy")
         return last - first
 
     jobs = (joblib.delayed(copy_chunk)(chunk) for chunk in range(len(arrays.digests)))
-    threads = joblib.Parallel(n_jobs=n_jobs, prefer="threads", return_as="generator_unordered")
+    with joblib.parallel_config(backend="threading"):
+        workers = max(1, min(joblib.effective_n_jobs(n_jobs), len(arrays.digests)))
+    threads = joblib.Parallel(n_jobs=workers, prefer="threads", return_as="generator_unordered")
     with Progress(f"copy {name}", num_samples, int(np.prod(image_shape)), quiet=quiet) as progress:
         for num_images in threads(jobs):
             progress.advance(num_images)

@@ -72,11 +72,27 @@ def test_damage_is_found_before_it_is_copied(store: Path, tmp_path: Path, damage
     assert sorted(child.name for child in tmp_path.iterdir()) == ["a.zarr"]
 
 
+@pytest.mark.parametrize("codec", ["zstd", "blosc", "max"])
+def test_a_chunk_that_cannot_be_decoded_is_named(store: Path, tmp_path: Path, codec: str) -> None:
+    copy_store(store, tmp_path / "b.zarr", codec=codec, quiet=True)
+    path = tmp_path / "b.zarr" / "train" / "images" / "c.1.0.0.0"
+    path.write_bytes(path.read_bytes()[:20])
+    with pytest.raises(StoreError) as caught:
+        copy_store(tmp_path / "b.zarr", tmp_path / "c.zarr", quiet=True)
+    assert str(caught.value).startswith(f"{path}: can't be decoded (")
+    assert str(caught.value).endswith("take that file from a good copy of the store, then copy again")
+
+
 def test_wrong_use(store: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--codec gzip: must be one of none, zstd, blosc, max"):
         copy_store(store, tmp_path / "b.zarr", codec="gzip")
     with pytest.raises(UsageError, match="exists already; choose another DST"):
         copy_store(store, store)
+    with pytest.raises(UsageError, match=r"sub: lies in the store that is copied; choose a DST outside .*a\.zarr"):
+        copy_store(store, store / "train" / "sub")
+    with pytest.raises(UsageError, match="--n-jobs can't be 0"):
+        copy_store(store, tmp_path / "b.zarr", n_jobs=0)
+    assert not (store / "train" / "sub.work").exists()
     with pytest.raises(StoreNotFoundError, match="no store there"):
         copy_store(tmp_path / "nothing", tmp_path / "b.zarr")
     with pytest.raises(UsageError, match=r"nosuch://x: no store can be opened at such a URL"):
