@@ -1,10 +1,14 @@
 """How fast images become a store, against decoding alone, a torchvision loop and FFCV's writer.
 
-    python -m tests.bench.conversion [--images TAR_OR_FOLDER] [--count 700] [--copies 8] [--repeats 3] [--json FILE]
+    python -m tests.bench.conversion [--images TAR_OR_FOLDER] [--count 700] [--copies 24] [--repeats 3] [--json FILE]
 
 Without --images two photographs that ship with scikit-learn are used, in ImageNet's sizes. All ways read the same
 files, from a warm page cache, in turn, `--repeats` times; medians and ratios are printed. Every figure is images/s.
-FFCV is measured where it is installed.
+FFCV is measured where it is installed. A run should take many seconds: workers take half a second to start.
+
+On 2 EPYC cores (`--images imagenet_sample_700.tar --copies 24 --repeats 2`), in images/s: convert 573 with one job
+and 1,042 with two (1.82 times as many); FFCV's writer 490 with two workers (ours 2.13 times), torchvision loop 291
+(3.58), decode only 888 and, in two processes, 1,650 (0.63).
 """
 
 from __future__ import annotations
@@ -90,7 +94,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--images", type=Path, default=None, help="a tar or folder of JPEGs")
     parser.add_argument("--count", type=int, default=700)
-    parser.add_argument("--copies", type=int, default=8)
+    parser.add_argument("--copies", type=int, default=24)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()

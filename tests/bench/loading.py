@@ -17,6 +17,9 @@ of their own that looks into this one, and install without dependencies:
     pip install --no-deps --no-build-isolation --target /tmp/peers/lib/python3.11/site-packages ffcv fastargs \\
         terminaltables pytorch-pfn-extras assertpy imgcat opencv-python-headless
     /tmp/peers/bin/python -m tests.bench.loading
+
+(and numba in the release that goes with this environment's llvmlite). What it gave on 2 EPYC cores is the README's
+table.
 """
 
 from __future__ import annotations

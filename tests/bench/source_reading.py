@@ -1,10 +1,13 @@
 """Reading the same images from class folders, the nested train tar and parquet: images/s, and ratios to the folder.
 
-    python tests/bench/source_reading.py [--images N] [--classes N] [--rounds N]
+    python -m tests.bench.source_reading [--images N] [--classes N] [--rounds N]
 
 Random bytes of ImageNet's mean size stand for images (sources don't decode). Each is read in the order in which a
 conversion would read it, round by round in turn, from a warm page cache; the median round counts. Prints one JSON
 object.
+
+On 2 EPYC cores (`--rounds 21`), images/s: class folders 59,533, nested train tar 72,330 (0.81 of the folders' time),
+parquet 12,657 (4.7 times).
 """
 
 from __future__ import annotations
