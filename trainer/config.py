@@ -236,9 +236,12 @@ def _check_recipe(file: str) -> None:
     """Raise UsageError for a file that would fail in words that don't name it; others are left to the parser."""
     try:
         with open(file, encoding="utf-8") as recipe:
-            value = yaml.safe_load(recipe)
+            text = recipe.read()
+        value = yaml.safe_load(text)
         if value is None:
             raise UsageError(f"{file}: empty; write fields such as `epochs: 16`, or leave out --config")
+        if text.rstrip().endswith(":") and isinstance(value, dict):  # jsonargparse takes that for no configuration
+            raise UsageError(f"{file}: {[*value][-1]} has no value; give it one, or leave it out")
         json.dumps(value, default=str, skipkeys=True)  # refuses an alias of what it stands in
     except UnicodeDecodeError as error:
         raise UsageError(f"{file}: not a text in UTF-8 (byte {error.start}); save it as such") from error

@@ -99,6 +99,7 @@ def test_refusals_are_one_line(args: list[str], words: list[str]) -> None:
         ("[1, 2]\n", ["r.yaml"]),
         ("", ["r.yaml: empty; write fields"]),
         ("# nothing but this\n", ["r.yaml: empty; write fields"]),
+        ("lr: 1\nepochs:\n", ["r.yaml: epochs has no value"]),
         ("epochs: null\n", ["--epochs null: must be given a value"]),
         ("stages: null\n", ["--stages"]),
         ("stages: &all [*all]\n", ["r.yaml: refers to itself"]),
