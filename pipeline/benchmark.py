@@ -14,9 +14,12 @@ from pipeline.errors import UsageError
 from pipeline.machine import describe
 from pipeline.measurement import Measurement
 from pipeline.store import open_store
+from pipeline.words import counted
 
 H100_IMAGES_PER_SECOND = 2_800
 """ResNet-50 training on one H100 SXM, bf16; published figures are 2,616 to 2,800."""
+FEWEST_IMAGES = 2_000
+"""With fewer, passes are so short that starting them is most of what is measured."""
 
 
 def bench(store: str | os.PathLike[str], *, split: str = "train", crop: int | None = None) -> dict[str, Any]:
@@ -29,7 +32,8 @@ def bench(store: str | os.PathLike[str], *, split: str = "train", crop: int | No
 
     Returns:
         A JSON-ready dict: `machine`, `store`, `warm` and `cold` (lists of rows with images per second) and `sentence`.
-        `cold` is empty, and `notes` says why, where the page cache can't be emptied.
+        `cold` is empty, and `notes` says why, where the page cache can't be emptied. `notes` also says when the store
+        is too small for its figures to mean much.
 
     Raises:
         UsageError: the extra `train` isn't installed, or the store is compressed.
@@ -51,6 +55,10 @@ def bench(store: str | os.PathLike[str], *, split: str = "train", crop: int | No
     measurement = Measurement(part)
     warm = measurement.warm([crop, size])
     cold, notes = measurement.cold(crop)
+    if part.num_valid < FEWEST_IMAGES:
+        images = counted(part.num_valid, "image")
+        small = f"{images}: too few for these figures to mean much; measure a store of {FEWEST_IMAGES:,} or more"
+        notes = [*notes, small]
     return {
         "command": " ".join(["python", "-m", "pipeline", "bench", str(store)]),
         "machine": describe(),

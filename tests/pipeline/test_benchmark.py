@@ -43,6 +43,7 @@ def test_every_figure_has_its_ceiling(tmp_path, label):
         ]
     else:
         assert "page cache" in result["notes"][0]
+    assert result["notes"][-1].startswith("68 images: too few for these figures to mean much")
     text = bench_text(result)
     assert text.splitlines()[-1] == result["sentence"]
     assert "one core feeds them 14-pixel crops at" in result["sentence"]
