@@ -31,6 +31,7 @@ from pipeline.page import (
 from pipeline.report_split import split_section
 from pipeline.store import Split, Store
 from pipeline.survey import SplitSurvey, survey_split
+from pipeline.writer import known_codecs
 
 PICTURES_PER_SPLIT = 40
 PICTURES_IN_ALL = 120
@@ -62,7 +63,11 @@ def write_report(
         StoreError: the store is damaged. Where it can be read at all the page is written first, and names the damage.
         UsageError: the page can't be written there.
     """
-    store = Store(store_path)
+    with known_codecs():
+        return _write_report(Store(store_path), out, seed)
+
+
+def _write_report(store: Store, out: str | os.PathLike[str] | None, seed: int | None) -> Path:
     path = Path(out) if out is not None else default_path(store.path)
     if path.is_dir():
         raise UsageError(f"{path}: is a folder; give --out the name of a file, such as {path / 'report.html'}")

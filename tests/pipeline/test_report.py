@@ -16,6 +16,7 @@ from zarr.storage import LocalStore
 
 from pipeline import report
 from pipeline.errors import Error, StoreError, StoreNotFoundError, UsageError
+from pipeline.recode import copy_store
 from pipeline.report import default_path, write_report
 from pipeline.sources.base import pack_keys
 from pipeline.store import SMALL_ARRAYS, open_store
@@ -425,3 +426,9 @@ def test_page_goes_where_it_was_told(tmp_path: Path, store: Path, monkeypatch: p
     assert default_path(Path("x.y.zarr/")) == Path("x.y.html")
     monkeypatch.chdir(store)
     assert default_path(Path(".")) == tmp_path / "x.html"
+
+
+def test_every_codec_is_reported_on_without_a_warning(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "a.zarr", {"train": (make_images(5), [0, 1, 0, 1, 0])})
+    copy_store(store, tmp_path / "b.zarr", codec="max", quiet=True)
+    assert write_report(tmp_path / "b.zarr").exists()  # a warning would be an error here
