@@ -116,7 +116,7 @@ def estimate(
             bad += 1
         done += 1
     rate = done / (time.monotonic() - start)
-    workers = joblib.effective_n_jobs(n_jobs)
+    workers = min(joblib.effective_n_jobs(n_jobs), max(plan.num_chunks for plan in plans))  # as many as will be started
     say(
         f"dry run: {counted(done, 'sample')} tried, {bad:,} bad; {rate:,.0f} images/s in one process, so about "
         f"{duration(total / rate / workers)} with {counted(workers, 'job')} (an estimate; nothing was written)",

@@ -324,12 +324,13 @@ def test_all_samples_bad(tmp_path: Path) -> None:
 
 
 def test_dry_run_writes_nothing(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(source, tmp_path / "a.zarr", dry_run=True, quiet=False)
+    run(source, tmp_path / "a.zarr", dry_run=True, quiet=False, n_jobs=5000)
     assert list(tmp_path.iterdir()) == []
     text = capsys.readouterr().err
     assert "train: 70 images of 3 classes (15 to 30 a class)" in text
     assert "35 chunk files of 2 images" in text
     assert "dry run:" in text
+    assert "with 35 jobs (an estimate" in text  # no more than there are chunks
 
 
 def test_announced_bytes_are_the_bytes_written(
