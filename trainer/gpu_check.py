@@ -96,11 +96,13 @@ def check(
     """
     target = Ranks().device(device)
     torch.backends.cudnn.benchmark = True
-    config = Config("", model=model, crop=crop, device=device)
+    config = Config("random images", model=model, crop=crop, device=device)
     network = build_model(model, 1000, crop).train().to(target).to(memory_format=torch.channels_last)
     optimizer = make_optimizer(config, network)
     forward = torch.compile(network, dynamic=False) if compile else network
-    pixels = {name: Pixels(Config("", augment=name), [0.5] * 3, [0.25] * 3, target) for name in ("crop", "rrc")}
+    pixels = {
+        name: Pixels(Config("random images", augment=name), [0.5] * 3, [0.25] * 3, target) for name in ("crop", "rrc")
+    }
 
     def measure(source: Synthetic | Loader, augment: str = "crop") -> tuple[float, float]:
         """(images per second, share of the time spent waiting for data)."""
