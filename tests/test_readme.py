@@ -94,3 +94,19 @@ def test_the_reader_in_the_specification_runs(folder: Path) -> None:
     code, _ = blocks(ROOT / "docs" / "format.md", "python")
     assert "140 samples" in run(code, folder)
     assert "has shape (32, 32, 3)" in run(code, folder)
+
+
+def test_the_commands_for_own_images_run(folder: Path) -> None:
+    """As they stand there, with SRC and DST replaced."""
+    text = (ROOT / "README.md").read_text()
+    block = re.findall(r"^```bash\n(.*?)^```$", text.partition("## Your own images")[2], re.MULTILINE | re.DOTALL)[0]
+    lines = [
+        shlex.split(line, comments=True)
+        for line in block.replace("SRC", "photos").replace("DST", "own.zarr").splitlines()
+    ]
+    assert [words[3] for words in lines] == ["convert", "info", "report", "verify"]
+    for words in lines:
+        done = subprocess.run([sys.executable, *words[1:]], cwd=folder, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, (words, done.stderr)
+    assert "every check passed" in done.stdout
+    assert (folder / "own.html").exists()
