@@ -22,7 +22,7 @@ from pipeline.plan import first_difference
 from pipeline.progress import say
 from pipeline.resizer import resizer
 from pipeline.store import BAD_LABEL, FORMAT_NAME, Store, open_store
-from pipeline.words import counted
+from pipeline.words import are, counted
 from pipeline.workspace import SplitWork, Workspace
 from pipeline.writer import (
     SplitArrays,
@@ -343,7 +343,7 @@ def commit(dst: str | os.PathLike[str], *, on_error: str = "stop", quiet: bool =
 
 
 def _name_missing(missing: Sequence[int], num_chunks: int, count: int | None) -> str:
-    text = f"{len(missing):,} of {counted(num_chunks, 'chunk')} {'is' if len(missing) == 1 else 'are'} missing"
+    text = f"{len(missing):,} of {counted(num_chunks, 'chunk')} {are(len(missing))} missing"
     if count is None:
         return f"{text} (first: {missing[0]}); rerun the convert command"
     parts = sorted({chunk % count + 1 for chunk in missing})

@@ -110,8 +110,6 @@ def convert(
     if quiet and verbose:
         raise UsageError("--quiet and --verbose contradict each other; give one of them")
     splits = [split] if isinstance(split, str) else split
-    for name in splits or ():
-        check_split_name(name)
     if isinstance(src, str) and not src.strip():
         raise UsageError("SRC is empty; give a folder, an archive or a file of images")
 

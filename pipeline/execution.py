@@ -39,7 +39,7 @@ from pipeline.plan import SplitPlan, check_finished
 from pipeline.preflight import check_space
 from pipeline.progress import Progress, say
 from pipeline.store import open_store
-from pipeline.words import counted
+from pipeline.words import are, counted
 from pipeline.workspace import Part, Workspace
 from pipeline.writer import root_attributes
 
@@ -112,8 +112,8 @@ class Conversion:
                 workspace.split(plan.split).receipt(chunk).unlink(missing_ok=True)
         if len(todo) < len(mine):
             done = len(mine) - len(todo)
-            are = "is" if done == 1 else "are"
-            say(f"{plan.split}: {done:,} of {counted(len(mine), 'chunk')} {are} finished already", quiet=self.quiet)
+            what = f"{done:,} of {counted(len(mine), 'chunk')} {are(done)} finished already"
+            say(f"{plan.split}: {what}", quiet=self.quiet)
         return todo
 
     def _is_good(self, plan: SplitPlan, chunk: int) -> bool:
@@ -211,8 +211,7 @@ class Conversion:
         if len(bad) == plan.num_samples:
             say(f"warning: {plan.split}: none of {images} could be read {why}")
         else:
-            are = "is" if len(bad) == 1 else "are"
-            say(f"{plan.split}: {len(bad):,} of {images} {are} bad and left out {why}", quiet=self.quiet)
+            say(f"{plan.split}: {len(bad):,} of {images} {are(len(bad))} bad and left out {why}", quiet=self.quiet)
 
     def _missing(self, plan: SplitPlan) -> list[int]:
         works = [w.split(plan.split) for w in self.workspaces if not (w.dst / plan.split).exists()]

@@ -14,6 +14,11 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
+def are(number: int) -> str:
+    """The verb to a count: `is` or `are`."""
+    return "is" if number == 1 else "are"
+
+
 def duration(seconds: float) -> str:
     """A duration in the two units that matter: `8 s`, `5 min 07 s`, `3 h 12 min`."""
     whole = round(seconds)

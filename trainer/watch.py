@@ -45,9 +45,8 @@ class Signals:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
-        if (
-            kind is Stopped
-        ):  # the process is about to end; its own SIGTERM, if others had theirs before, would cut that off
+        if kind is Stopped:
+            # The process is about to end; its own SIGTERM, if others had theirs before, would cut that off.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
