@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from pipeline.geometry import Geometry
+from pipeline.resizer import channel_sums
 
 try:
     import fcntl
@@ -26,29 +27,6 @@ except ImportError:  # Windows
 
 BLOCK_BYTES = 2_000_000  # small enough to stay in a core's cache between resize, sums and digest
 PAGE_BYTES = 4096  # a multiple of every disk's sector; O_DIRECT wants offset, length and address aligned to it
-
-
-def channel_sums(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Exact sums and sums of squares per channel of uint8 (n, H, W, C) images, int64 (C,) each.
-
-    Column sums go through float32 matrix products over at most 256 rows: every partial sum of squares is an integer
-    below 255^2 * 256 < 2^24, so nothing is rounded.
-    """
-    num, height, width, channels = images.shape
-    sums = np.zeros(width * channels, np.int64)
-    squares = np.zeros(width * channels, np.int64)
-    ones = np.ones(min(height, 256), np.float32)
-    scratch = np.empty((len(ones), width * channels), np.float32)
-    for rows in images.reshape(num, height, width * channels):
-        for start in range(0, height, 256):
-            part = rows[start : start + 256]
-            block, weights = scratch[: len(part)], ones[: len(part)]
-            np.copyto(block, part)
-            sums += (weights @ block).astype(np.int64)
-            np.multiply(block, block, out=block)
-            squares += (weights @ block).astype(np.int64)
-    # (W*C,) -> (W, C) -> (C,)
-    return sums.reshape(width, channels).sum(0), squares.reshape(width, channels).sum(0)
 
 
 class ChunkFile:

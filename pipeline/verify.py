@@ -12,12 +12,12 @@ import joblib
 import numpy as np
 import zarr
 
-from pipeline.chunk_file import channel_sums
 from pipeline.commit import key_text
 from pipeline.decode import DecodeOptions, decode_into
 from pipeline.errors import BadSample, Error, StoreError, UsageError
 from pipeline.geometry import Geometry
 from pipeline.progress import Progress
+from pipeline.resizer import channel_sums
 from pipeline.sources import open_source
 from pipeline.sources.base import Source, SourceSet
 from pipeline.store import BAD_LABEL, SMALL_ARRAYS, UNLABELLED, Split, Store

@@ -132,7 +132,7 @@ class RunFolder:
             OSError: a file can't be read or written.
         """
         source = path.parent
-        lines = json_lines(source / METRICS)[0] if (source / METRICS).exists() else []
+        lines, _ = json_lines(source / METRICS)
         if lines:
             write_bytes(self.path / METRICS, (source / METRICS).read_bytes())
         later = [line["val_top1"] or 0.0 for line in lines if line["epoch"] > epochs_done]
@@ -167,13 +167,10 @@ def unwritable(path: Path, error: OSError) -> Error:
     return Error(f"--out {path}: can't be written ({reason}); make room there, or choose another folder")
 
 
-def _write(path: Path, value: dict[str, Any], before_rename: Callable[[], None] = lambda: None) -> None:
+def _write(path: Path, value: dict[str, Any], before_rename: Callable[[], None] | None = None) -> None:
     try:
-        with atomic_file(path) as file:
+        with atomic_file(path, check=before_rename) as file:
             torch.save(value, file)
-            file.flush()
-            os.fsync(file.fileno())
-            before_rename()
     except (OSError, RuntimeError) as error:  # torch's zip writer turns "no space" into a RuntimeError
         cause = error.__cause__ or error.__context__ or error
         reason = cause.strerror if isinstance(cause, OSError) else error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from tqdm import tqdm
 from pipeline.atomic import atomic_file, write_bytes
 from pipeline.errors import Error
 from pipeline.words import duration
-from trainer.runs import json_lines
+from trainer.runs import METRICS, append_json_line, json_lines
 
 
 def peak_memory_bytes(device: torch.device) -> int:
@@ -45,18 +44,13 @@ class Metrics:
     """
 
     def __init__(self, folder: Path, epochs_done: int, step: int, total_steps: int, say: Callable[[str], None]) -> None:
-        self._file = folder / "metrics.jsonl"
-        self._curves = folder / "curves.png"
-        kept = [line for line in self.lines() if line["epoch"] <= epochs_done]
+        self._file, self._curves = folder / METRICS, folder / "curves.png"
+        kept = [line for line in json_lines(self._file)[0] if line["epoch"] <= epochs_done]
         write_bytes(self._file, "".join(json.dumps(line) + "\n" for line in kept).encode())
         self._events = SummaryWriter(str(folder), purge_step=step)
         self._say, self._total_steps, self._first = say, total_steps, step
         self._start = self._said_at = time.monotonic()
         self._bar = tqdm(total=total_steps, initial=step, unit="step", disable=not sys.stderr.isatty(), smoothing=0.05)
-
-    def lines(self) -> list[dict[str, Any]]:
-        """The epochs so far; a last line that a crash cut short is left out."""
-        return json_lines(self._file)[0] if self._file.exists() else []
 
     def step(self, step: int, loss: float, lr: float) -> None:
         """Count a step; `loss` is the newest that is known."""
@@ -75,10 +69,7 @@ class Metrics:
         """Append one epoch; figures that aren't finite become null."""
         line = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in line.items()}
         try:
-            with open(self._file, "a") as file:
-                file.write(json.dumps(line) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
+            append_json_line(self._file, line)
         except OSError as error:
             raise _unwritable(self._file, error) from error
         for key, value in line.items():
@@ -102,7 +93,7 @@ class Metrics:
                 self._say(f"note: {self._curves.parent}: {name} can't be written ({error})")
 
     def _draw(self) -> None:
-        lines = self.lines()
+        lines, _ = json_lines(self._file)
         if lines:
             draw_curves(self._curves, lines)
 

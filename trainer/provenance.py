@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
 import platform
 import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from trainer.runs import STARTS, append_json_line
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("efficient-imagenet", "torch", "torchvision", "numpy")
@@ -56,7 +56,4 @@ def record_start(folder: Path, **facts: Any) -> None:
         "python": platform.python_version(),
         "software": versions,
     }
-    with open(folder / "starts.jsonl", "a") as file:
-        file.write(json.dumps(line) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    append_json_line(folder / STARTS, line)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Any
 
@@ -28,14 +28,14 @@ class Ranks:
     @classmethod
     def from_env(cls) -> Ranks:
         """Raises UsageError for variables that torchrun wouldn't set so, with which ranks would wait for ever."""
-        values = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}
-        for name in values:
-            text = os.environ.get(name)
-            if text is not None:
-                if not (text.isascii() and text.isdigit()):
-                    raise UsageError(f"{name}={text!r} in the environment: must be a whole number; start with torchrun")
-                values[name] = int(text)
-        ranks = cls(*values.values())
+        values = {}
+        for field in fields(cls):
+            name = field.name.upper()
+            text = os.environ.get(name, str(field.default))
+            if not (text.isascii() and text.isdigit()):
+                raise UsageError(f"{name}={text!r} in the environment: must be a whole number; start with torchrun")
+            values[field.name] = int(text)
+        ranks = cls(**values)
         if ranks.rank >= ranks.world_size:
             raise UsageError(
                 f"RANK={ranks.rank} in the environment, WORLD_SIZE={ranks.world_size}: ranks count from 0, below the "

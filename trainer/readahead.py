@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,20 +30,14 @@ _SAMPLES = 16
 _WINDOW_GAP = 1_000_000
 """Windowed order: a gap of at most this many bytes is read through."""
 
-_resource: Any
-try:
-    import resource as _resource
-
-    _resource.getrusage(_resource.RUSAGE_THREAD)
-except (ImportError, AttributeError):  # not Linux
-    _resource = None
-
 
 def disk_reads() -> int | None:
     """Blocks that this thread had to read from disk so far, page faults that waited for one included; None: unknown."""
-    if _resource is None:
+    if sys.platform != "linux":
         return None
-    usage = _resource.getrusage(_resource.RUSAGE_THREAD)
+    import resource
+
+    usage = resource.getrusage(resource.RUSAGE_THREAD)
     return usage.ru_inblock + usage.ru_majflt
 
 

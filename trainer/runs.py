@@ -114,18 +114,20 @@ def _load(name: str, folder: Path) -> Run:
             what = f"{wrong[0]} is {line[wrong[0]]!r}, not a number" if wrong else "no epoch in it"
             raise Error(f"{file}: line {number}: {what}; mend or delete that line")
         epochs[line["epoch"]] = line  # a later line of the same epoch replaces it
-    starts = json_lines(folder / STARTS)[0] if (folder / STARTS).is_file() else []
+    starts, _ = json_lines(folder / STARTS)
     return Run(name, folder, _config(folder / CONFIG), [epochs[key] for key in sorted(epochs)], starts, is_cut)
 
 
 def json_lines(file: Path) -> tuple[list[dict[str, Any]], bool]:
-    """The file's objects, and whether a last line without an end was left out.
+    """The file's objects, none where there is no file, and whether a last line without an end was left out.
 
     Raises:
         Error: it can't be read, or another line is broken.
     """
     try:
         text = file.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return [], False
     except OSError as error:
         raise Error(f"{file}: can't be read ({error.strerror}); check its permissions") from error
     lines: list[dict[str, Any]] = []
@@ -143,6 +145,18 @@ def json_lines(file: Path) -> tuple[list[dict[str, Any]], bool]:
             raise Error(f"{file}: line {number} is broken ({error}); mend or delete that line") from None
         lines.append(value)
     return lines, False
+
+
+def append_json_line(file: Path, value: dict[str, Any]) -> None:
+    """Add an object to the file's end; it is on the disk when this returns.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    with open(file, "a") as lines:
+        lines.write(json.dumps(value) + "\n")
+        lines.flush()
+        os.fsync(lines.fileno())
 
 
 def _config(file: Path) -> dict[str, Any]:

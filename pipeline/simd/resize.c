@@ -1,4 +1,4 @@
-/* pillow-simd's 8-bit resize as one plain C function, without PIL around it.
+/* pillow-simd's 8-bit resize as one plain C function, without PIL around it, and the sums of what it makes.
 
 Coefficients and convolutions are pillow-simd's own code, which is included from its source, in its order, so the
 pixels are those of its Image.resize(size, resample, box). What is ours is around them: packed RGB is read in place
@@ -196,4 +196,66 @@ simd_resize(
     free(bounds_y);
     free(kk_y);
     return 0;
+}
+
+/* The sums of some blocks of 16 pixels, at most 8,192: a block adds at most 4 * 255^2 to a lane of 32 bits. Inline, so
+that the compiler knows the channels and keeps all sums in registers. */
+static inline __attribute__((always_inline)) void
+add_blocks(const uint8_t *in, size_t blocks, int channels, uint64_t *out) {
+    const __m128i zero = _mm_setzero_si128();
+    /* of every three bytes the second, and the third */
+    const __m128i second = _mm_set_epi8(0, 0, -1, 0, 0, -1, 0, 0, -1, 0, 0, -1, 0, 0, -1, 0);
+    const __m128i third = _mm_set_epi8(0, -1, 0, 0, -1, 0, 0, -1, 0, 0, -1, 0, 0, -1, 0, 0);
+    __m128i sums[3] = {zero, zero, zero}, squares[3] = {zero, zero, zero};
+    for (; blocks; blocks--, in += 16 * channels) {
+        __m128i bytes[3];
+        bytes[0] = _mm_loadu_si128((const __m128i *)in);
+        if (channels == 3) {
+            /* A channel's 16 bytes stand at other places in each of the three vectors, so that they mix without being
+            moved; their order doesn't matter. */
+            const __m128i a = bytes[0];
+            const __m128i b = _mm_loadu_si128((const __m128i *)(in + 16));
+            const __m128i c = _mm_loadu_si128((const __m128i *)(in + 32));
+            bytes[0] = _mm_blendv_epi8(_mm_blendv_epi8(a, b, third), c, second);
+            bytes[1] = _mm_blendv_epi8(_mm_blendv_epi8(b, c, third), a, second);
+            bytes[2] = _mm_blendv_epi8(_mm_blendv_epi8(c, a, third), b, second);
+        }
+#pragma GCC unroll 3
+        for (int channel = 0; channel < channels; channel++) {
+            const __m128i low = _mm_unpacklo_epi8(bytes[channel], zero);
+            const __m128i high = _mm_unpackhi_epi8(bytes[channel], zero);
+            const __m128i square = _mm_add_epi32(_mm_madd_epi16(low, low), _mm_madd_epi16(high, high));
+            sums[channel] = _mm_add_epi64(sums[channel], _mm_sad_epu8(bytes[channel], zero));
+            squares[channel] = _mm_add_epi32(squares[channel], square);
+        }
+    }
+    for (int channel = 0; channel < channels; channel++) {
+        uint64_t sum[2];
+        uint32_t square[4];
+        _mm_storeu_si128((__m128i *)sum, sums[channel]);
+        _mm_storeu_si128((__m128i *)square, squares[channel]);
+        out[channel] += sum[0] + sum[1];
+        out[channels + channel] += (uint64_t)square[0] + square[1] + square[2] + square[3];
+    }
+}
+
+/* Sums and sums of squares per channel of `count` pixels of 1 or 3 bytes: out[channel], out[channels + channel]. */
+EXPORT void
+simd_channel_sums(const uint8_t *in, size_t count, int channels, uint64_t *out) {
+    size_t rest = count % 16;
+    memset(out, 0, 2 * channels * sizeof(uint64_t));
+    for (size_t blocks = count / 16, now; blocks; blocks -= now, in += now * 16 * channels) {
+        now = blocks < 8192 ? blocks : 8192;
+        if (channels == 3) {
+            add_blocks(in, now, 3, out);
+        } else {
+            add_blocks(in, now, 1, out);
+        }
+    }
+    for (; rest; rest--, in += channels) {
+        for (int channel = 0; channel < channels; channel++) {
+            out[channel] += in[channel];
+            out[channels + channel] += (uint64_t)in[channel] * in[channel];
+        }
+    }
 }

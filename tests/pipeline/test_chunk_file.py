@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pipeline import chunk_file
-from pipeline.chunk_file import ChunkFile, channel_sums
+from pipeline.chunk_file import ChunkFile
 from pipeline.geometry import Geometry
 
 
@@ -84,10 +84,3 @@ def test_error_of_the_writing_thread_reaches_the_caller(tmp_path, monkeypatch, i
     monkeypatch.setattr(chunk_file, "BLOCK_BYTES", 30_000)
     with pytest.raises(OSError, match="No space left"):
         write(tmp_path / "c", images, 14)
-
-
-def test_channel_sums_of_more_rows_than_float32_can_add_exactly():
-    images = np.full((2, 600, 3, 1), 255, np.uint8)
-    sums, squares = channel_sums(images)
-    assert sums.tolist() == [2 * 600 * 3 * 255]
-    assert squares.tolist() == [2 * 600 * 3 * 255**2]
