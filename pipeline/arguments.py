@@ -58,7 +58,7 @@ def _wrong_type(match: re.Match[str]) -> str:
 
 def _command(parsers: Any, prog: str, name: str, help_text: str, *examples: str) -> Parser:
     epilog = "\n".join(["examples:", *(f"  {prog} {name} {example}" for example in examples)])
-    parser = Parser(description=help_text, epilog=epilog, formatter_class=_Help)
+    parser = Parser(description=help_text, epilog=epilog, formatter_class=_Help, allow_abbrev=False)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     parser.add_argument("--quiet", action="store_true", help="show no progress, only errors and what was asked for")
     parsers.add_subcommand(name, parser, help=help_text)
@@ -79,6 +79,7 @@ def make_parser(prog: str = PROG) -> Parser:
         epilog="exit codes: 0 success, 1 failed check or job, 2 wrong use, 130 and 143 after Ctrl-C and SIGTERM",
         version=__version__,
         formatter_class=_Help,
+        allow_abbrev=False,
     )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subcommands(required=True, dest="command", metavar="COMMAND")

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -298,6 +299,21 @@ def bad_samples_line(bad: Sequence[BadSlot], workspace: Workspace) -> str:
     )
 
 
+def say_left_out(bad: Sequence[BadSlot], split: str, num_samples: int, store: Path, *, quiet: bool) -> None:
+    """Say how many bad samples a committed split has; one without any good one is worth a line even when quiet."""
+    reasons = Counter(sample.reason for sample in bad if sample.split == split)
+    count = reasons.total()
+    if not count:
+        return
+    images = counted(num_samples, "image")
+    causes = ", ".join(f"{number:,} {reason}" for reason, number in reasons.most_common())
+    why = f"({causes}; see `python -m pipeline info {store}`)"
+    if count == num_samples:
+        say(f"warning: {split}: none of {images} could be read {why}")
+    else:
+        say(f"{split}: {count:,} of {images} {are(count)} bad and left out {why}", quiet=quiet)
+
+
 @contextlib.contextmanager
 def folder_errors() -> Iterator[None]:
     """Turn what the file system says about the destination into one line."""
@@ -320,11 +336,13 @@ def commit(dst: str | os.PathLike[str], *, on_error: str = "stop", quiet: bool =
         raise UsageError(f"{workspace.path}: nothing to commit there (no unfinished conversion)")
     classes = json.loads((workspace.path / "classes.json").read_bytes())
     splits = sorted(path.parent.name for path in workspace.path.glob("*/plan.json"))
+    num_samples = {}
     report = Report([workspace.dst])
     with folder_errors(), workspace.committing():
         for split in splits:
             work = workspace.split(split)
             identity = json.loads(work.plan.read_bytes())
+            num_samples[split] = identity["num_samples"]
             num_chunks = -(-identity["num_samples"] // identity["recipe"]["chunk_images"])
             missing = missing_chunks(work, num_chunks)
             if missing:
@@ -337,6 +355,7 @@ def commit(dst: str | os.PathLike[str], *, on_error: str = "stop", quiet: bool =
             commit_split(workspace, split, classes["ids"], classes["names"])
             report.committed.append(split)
             say(f"{split}: committed", quiet=quiet)
+            say_left_out(report.bad, split, num_samples[split], workspace.dst, quiet=quiet)
     with workspace.run(None):
         pass
     return report

@@ -6,8 +6,6 @@ import contextlib
 import functools
 import os
 import shutil
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -30,6 +28,7 @@ from pipeline.commit import (
     load_samples,
     missing_chunks,
     remove_store,
+    say_left_out,
     write_errors,
 )
 from pipeline.decode import DecodeOptions
@@ -199,19 +198,7 @@ class Conversion:
                     if not (workspace.dst / plan.split).exists():
                         commit_split(workspace, plan.split, self.class_ids, self.class_names)
                 report.committed.append(plan.split)
-                self._say_skipped(plan, [bad for bad in report.bad if bad.split == plan.split])
-
-    def _say_skipped(self, plan: SplitPlan, bad: Sequence[BadSlot]) -> None:
-        """Say how many bad samples a committed split has; one without any good one is worth a line even when quiet."""
-        if not bad:
-            return
-        reasons = ", ".join(f"{number:,} {reason}" for reason, number in Counter(b.reason for b in bad).most_common())
-        images = counted(plan.num_samples, "image")
-        why = f"({reasons}; see `python -m pipeline info {self.workspaces[0].dst}`)"
-        if len(bad) == plan.num_samples:
-            say(f"warning: {plan.split}: none of {images} could be read {why}")
-        else:
-            say(f"{plan.split}: {len(bad):,} of {images} {are(len(bad))} bad and left out {why}", quiet=self.quiet)
+                say_left_out(report.bad, plan.split, plan.num_samples, report.stores[0], quiet=self.quiet)
 
     def _missing(self, plan: SplitPlan) -> list[int]:
         works = [w.split(plan.split) for w in self.workspaces if not (w.dst / plan.split).exists()]

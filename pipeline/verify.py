@@ -47,8 +47,10 @@ def verify(
 
     Raises:
         StoreNotFoundError: no store is there.
-        UsageError: the source can't be opened, or `sample` is negative.
+        UsageError: the source can't be opened, `sample` is negative, or `source` is given without `against`.
     """
+    if source is not None and against is None:
+        raise UsageError(f"--source {source}: the kind of what --against SRC compares with; add that, or leave it out")
     if sample < 0:
         raise UsageError(f"--sample {sample}: must be a number of samples, or 0 for all")
     with known_codecs():

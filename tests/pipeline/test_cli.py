@@ -66,6 +66,8 @@ def test_relative_paths(folder: Path, store: Path, tmp_path: Path) -> None:
         (["copy", "x.zarr"], 2, "required: DST; see `python -m pipeline copy --help`"),
         (["convert", "nowhere", "x.zarr"], 2, "nowhere"),
         (["convert", "{folder}", "x.zarr", "--sise", "5"], 2, "--sise"),
+        (["convert", "{folder}", "x.zarr", "--siz", "5"], 2, "unrecognized arguments: --siz 5"),
+        (["verify", "x.zarr", "--source", "tar"], 2, "--source tar: the kind of what --against SRC compares with"),
         (["convert", "{folder}", "x.zarr", "--size", "big"], 2, "--size big: must be whole numbers of pixels"),
         (["convert", "{folder}", "x.zarr", "--fit", "zoom"], 2, "zoom"),
         (["convert", "{folder}", "x.zarr", "--n-jobs", "many"], 2, "--n-jobs"),

@@ -8,6 +8,7 @@ import pytest
 from folders import make_folder
 
 from pipeline import convert
+from pipeline.commit import BadSamplesError, commit
 
 
 def convert_some(
@@ -38,3 +39,13 @@ def test_quiet_means_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 def test_nothing_readable_is_a_warning_always(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines, end = convert_some(tmp_path, capsys, truncated=1, empty=4, quiet=True)
     assert lines == [f"warning: train: none of 5 images could be read (4 empty, 1 truncated{end}"]
+
+
+def test_commit_says_it_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, store = make_folder(tmp_path / "source", {"train": {"cat": 5}}), tmp_path / "a.zarr"
+    next(iter((source / "train" / "cat").iterdir())).write_bytes(b"")
+    with pytest.raises(BadSamplesError):
+        convert(source, store, size=8, n_jobs=1, quiet=True)
+    commit(store, on_error="skip")
+    said = capsys.readouterr().err
+    assert f"train: 1 of 5 images is bad and left out (1 empty; see `python -m pipeline info {store}`)" in said
