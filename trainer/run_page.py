@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,16 +34,11 @@ LEAST_ROWS = 10
 Format = Callable[[float], str]
 
 
-def percent(value: float) -> str:
-    return f"{value:.2%}"
+percent, loss = "{:.2%}".format, "{:.4f}".format
 
 
 def short_percent(value: float) -> str:
     return f"{100 * value:.3g}%"
-
-
-def loss(value: float) -> str:
-    return f"{value:.4f}"
 
 
 @dataclass(frozen=True)
@@ -96,27 +92,27 @@ def _lead(runs: Sequence[Run]) -> str:
 
 
 def _tiles(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
-    def best(find: Callable[[Run], float | None], *, lowest: bool = False) -> tuple[float, Run] | None:
-        found = [(value, run) for run in runs if (value := find(run)) is not None]
-        return (min if lowest else max)(found, key=lambda pair: pair[0], default=None)
-
-    def tile(name: str, found: tuple[float, Run] | None, text: Format, remark: Callable[[Run], str]) -> None:
-        if found:
-            rest = " · ".join(part for part in (remark(found[1]), found[1].name if len(runs) > 1 else "") if part)
-            made.append((name, text(found[0]), rest))
-
-    planned = runs[0].config.get("epochs")
-    rest = "in all" if len(runs) > 1 else "" if planned is None else f"of {planned}"
+    several, planned = len(runs) > 1, runs[0].config.get("epochs")
+    rest = "in all" if several else "" if planned is None else f"of {planned}"
     made = [("Epochs", count(sum(len(run.epochs) for run in runs)), rest)]
-    top = best(lambda run: (run.best("val_top1") or (None,))[0])
-    tile("Best top-1", top, percent, lambda run: f"epoch {(run.best('val_top1') or (0, 0))[1]}")
-    low = best(lambda run: (run.best("val_loss", lowest=True) or (None,))[0], lowest=True)
-    tile("Lowest validation loss", low, loss, lambda run: f"epoch {(run.best('val_loss', lowest=True) or (0, 0))[1]}")
-    fastest, wait = "Speed", "Data wait"
-    if len(runs) > 1:
-        fastest, wait = "Fastest", "Least data wait"
-    tile(fastest, best(lambda run: run.median("images_per_second")), count, lambda run: "images/s")
-    tile(wait, best(lambda run: run.median("data_wait_share"), lowest=True), percent, lambda run: "of the time")
+
+    def add(
+        name: str, find: Callable[[Run], tuple[float | None, str]], text: Format, better: Callable[..., Any]
+    ) -> None:
+        """The best run's figure; `find` gives a run's figure and a remark on it."""
+        found = [(*find(run), run.name) for run in runs if find(run)[0] is not None]
+        if found:
+            value, remark, run_name = better(found, key=lambda one: one[0])
+            made.append((name, text(value), f"{remark} · {run_name}" if several else remark))
+
+    def at_epoch(value: float | None, epoch: int | None) -> tuple[float | None, str]:
+        return value, f"epoch {epoch}"
+
+    speed, wait = ("Fastest", "Least data wait") if several else ("Speed", "Data wait")
+    add("Best top-1", lambda run: at_epoch(*run.best("val_top1")), percent, max)
+    add("Lowest validation loss", lambda run: at_epoch(*run.best("val_loss", lowest=True)), loss, min)
+    add(speed, lambda run: (run.median("images_per_second"), "images/s"), count, max)
+    add(wait, lambda run: (run.median("data_wait_share"), "of the time"), percent, min)
     return made
 
 
@@ -127,8 +123,8 @@ def _progress(run: Run) -> str:
 
 def _overview(runs: Sequence[Run]) -> Html:
     columns: list[tuple[str, Callable[[Run], float | None], Format, Callable[..., Any] | None]] = [
-        ("Best top-1", lambda run: (run.best("val_top1") or (None,))[0], percent, max),
-        ("at epoch", lambda run: (run.best("val_top1") or (None, None))[1], count, None),
+        ("Best top-1", lambda run: run.best("val_top1")[0], percent, max),
+        ("at epoch", lambda run: run.best("val_top1")[1], count, None),
         ("Last top-1", lambda run: run.last("val_top1"), percent, max),
         ("Last top-5", lambda run: run.last("val_top5"), percent, max),
         ("Last val. loss", lambda run: run.last("val_loss"), loss, min),
@@ -140,7 +136,7 @@ def _overview(runs: Sequence[Run]) -> Html:
     for _, find, text, better in columns:
         values = [find(run) for run in runs]
         known = [value for value in values if value is not None]
-        best = better(known) if better and len(runs) > 1 and len(set(known)) > 1 else None
+        best = better(known) if better and len(set(known)) > 1 else None
         for row, value in zip(rows, values, strict=True):
             row.append("–" if value is None else _best(text(value)) if value == best else text(value))
     head = ["Run", "Epochs", *(name for name, *_ in columns)]
@@ -161,7 +157,6 @@ def _best(text: str) -> Html:
 
 def _charts(anchor: str, title: str, runs: Sequence[Run], figures: Sequence[Figure]) -> Html:
     drawn, missing = [], []
-    names = [Series(run.name, [], [], number) for number, run in enumerate(runs)]
     for one in figures:
         series = [_series(run, number, one.key) for number, run in enumerate(runs)]
         values = [value for each in series for value in each.ys if math.isfinite(value)]
@@ -174,7 +169,7 @@ def _charts(anchor: str, title: str, runs: Sequence[Run], figures: Sequence[Figu
         y_axis = linear_axis(values, "", one.axis_text, zero=one.from_zero)
         label = f"{one.title} by epoch. " + " ".join(_words(run, one) for run in runs)
         drawn.append(figure(one.title, lines(series, label, x_axis, y_axis)))
-    key = legend(names) if len(runs) > 1 and drawn else ""
+    key = legend(series) if len(runs) > 1 and drawn else ""
     note = tag("p", f"Not recorded: {', '.join(missing)}.", class_="note") if missing else ""
     return section(anchor, title, key, tag("div", *drawn, class_="columns wide"), note)
 
@@ -206,10 +201,10 @@ def _configs(runs: Sequence[Run]) -> Html:
         )
         parts.append(tag("p", text if different else "All runs have the same configuration."))
     if different:
-        rows = [
-            [tag("code", one.field), *(_value(v, odd) for v, odd in zip(one.values, one.is_odd, strict=True))]
-            for one in different
-        ]
+        rows = []
+        for name, values in different.items():
+            usual = Counter(values).most_common(1)[0][0]  # in a tie the earliest
+            rows.append([tag("code", name), *(_value(value, value != usual) for value in values)])
         head = ["Field", *(tag("bdi", run.name) for run in runs)]
         parts.append(table("Fields that differ", head, rows, text_columns=len(head), class_="matrix"))
         parts.append(tag("p", "● marks a value that most of the runs don't have.", class_="note"))
@@ -232,7 +227,7 @@ def _code(runs: Sequence[Run]) -> Html:
     rows = []
     for run in runs:
         start = run.starts[-1] if run.starts else {}
-        commits = [commit[:12] for commit in run.commits]
+        commits = list(dict.fromkeys(str(one["git_commit"])[:12] for one in run.starts if one.get("git_commit")))
         if commits and start.get("git_modified"):
             commits[-1] += " (modified)"
         software = start.get("software") or {}

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import statistics
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,10 +47,10 @@ class Run:
     def finite(self, key: str) -> list[float]:
         return [value for value in self.values(key) if math.isfinite(value)]
 
-    def best(self, key: str, *, lowest: bool = False) -> tuple[float, int] | None:
-        """(value, epoch) of the best epoch, the first of equal ones; None where there is no figure."""
+    def best(self, key: str, *, lowest: bool = False) -> tuple[float, int] | tuple[None, None]:
+        """(value, epoch) of the best epoch, the first of equal ones; (None, None) where there is no figure."""
         found = [(v, line["epoch"]) for v, line in zip(self.values(key), self.epochs, strict=True) if math.isfinite(v)]
-        return (min if lowest else max)(found, key=lambda pair: pair[0], default=None)
+        return (min if lowest else max)(found, key=lambda pair: pair[0], default=(None, None))
 
     def last(self, key: str) -> float | None:
         """The figure of the last epoch that has one."""
@@ -62,12 +61,6 @@ class Run:
         """Median over the epochs; the first, which warms caches and compiles, counts only where it's the only one."""
         values = self.finite(key)
         return statistics.median(values[1:] or values) if values else None
-
-    @property
-    def commits(self) -> list[str]:
-        """Git commits that the run was started and resumed with, each once, in order."""
-        found = (str(start["git_commit"]) for start in self.starts if start.get("git_commit"))
-        return list(dict.fromkeys(found))
 
 
 def load_runs(paths: Sequence[str | os.PathLike[str]], note: Callable[[str], object] = lambda line: None) -> list[Run]:
@@ -171,33 +164,17 @@ def _config(file: Path) -> dict[str, Any]:
     return value
 
 
-@dataclass(frozen=True)
-class Difference:
-    """A config field that isn't the same in all runs.
-
-    Attributes:
-        field: its name.
-        values: one text per run; empty where a run doesn't have the field.
-        is_odd: per run, whether it has another value than most runs (or, in a tie, than the earliest of the tied).
-    """
-
-    field: str
-    values: list[str]
-    is_odd: list[bool]
-
-
-def compare_configs(runs: Sequence[Run]) -> tuple[list[Difference], dict[str, str]]:
-    """(fields that differ, fields that are equal with their values), in the order of the config."""
-    fields = dict.fromkeys(name for run in runs for name in run.config)
-    different: list[Difference] = []
+def compare_configs(runs: Sequence[Run]) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """(fields that differ, with one text per run, empty where a run doesn't have the field; fields that are equal, with
+    their value), in the order of the config."""
+    different: dict[str, list[str]] = {}
     equal: dict[str, str] = {}
-    for name in fields:
+    for name in dict.fromkeys(name for run in runs for name in run.config):
         values = [config_text(run.config[name]) if name in run.config else "" for run in runs]
-        usual = Counter(values).most_common(1)[0][0]
         if len(set(values)) == 1:
             equal[name] = values[0]
         elif name not in IDENTITY_FIELDS:
-            different.append(Difference(name, values, [value != usual for value in values]))
+            different[name] = values
     return different, equal
 
 
