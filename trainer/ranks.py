@@ -71,6 +71,11 @@ class Ranks:
         return device
 
 
+def device_name(device: torch.device) -> str:
+    """The GPU's product name; of other devices the type."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
 @contextlib.contextmanager
 def process_group(ranks: Ranks, device: torch.device, timeout_seconds: float) -> Iterator[None]:
     """The process group for the block: gloo for tensors on the CPU, and the accelerator's own backend beside it.
@@ -98,7 +103,7 @@ def process_group(ranks: Ranks, device: torch.device, timeout_seconds: float) ->
         dist.destroy_process_group()
 
 
-def gather(values: Sequence[float], ranks: Ranks) -> np.ndarray:
+def gather(values: Sequence[float] | np.ndarray, ranks: Ranks) -> np.ndarray:
     """Collect equally many numbers from each rank: float64 (ranks, n), the same on all."""
     mine = torch.tensor(values, dtype=torch.float64)
     if ranks.world_size == 1:

@@ -1,4 +1,4 @@
-"""Training: the whole loop is in `train`."""
+"""Training: `train` sets a run up, and `Run.fit` is the whole loop."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,7 +27,7 @@ from trainer.loader import Loader
 from trainer.metrics import Metrics, peak_memory_bytes
 from trainer.models import load_weights
 from trainer.provenance import record_start
-from trainer.ranks import Ranks, from_rank_0, gather
+from trainer.ranks import Ranks, device_name, from_rank_0, gather
 from trainer.runs import config_text
 from trainer.session import Session, learning_rate, make_optimizer
 from trainer.watch import BROKEN, GO, STOP, LossWatch, Signals, Stopped
@@ -46,23 +46,18 @@ def evaluate_only(config: Config, ranks: Ranks, device: torch.device, say: Calla
 
 @dataclass
 class State:
-    """Where a run stands: epochs and steps done, the best accuracy, and this rank's sums of the epoch under way."""
+    """Where a run stands.
+
+    Attributes:
+        epoch, step: so many are done.
+        best: top-1 of the best epoch.
+        sums: float64 (4,), of this rank in the epoch under way: losses, samples, seconds, seconds of waiting for data.
+    """
 
     epoch: int = 0
     step: int = 0
     best: float = -1.0
-    loss_sum: float = 0.0
-    samples: float = 0.0
-    seconds: float = 0.0
-    wait_seconds: float = 0.0
-
-    @property
-    def sums(self) -> list[float]:
-        return [self.loss_sum, self.samples, self.seconds, self.wait_seconds]
-
-    @sums.setter
-    def sums(self, values: list[float]) -> None:
-        self.loss_sum, self.samples, self.seconds, self.wait_seconds = values
+    sums: np.ndarray = field(default_factory=lambda: np.zeros(4))
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:
@@ -152,11 +147,10 @@ class Run:
         if found:
             self._restore(*found)
         # Each crop size gets kernels of its own; evaluation stays eager, its last batch would need others again.
-        self.module = cast(nn.Module, torch.compile(self.raw, dynamic=False)) if config.compile else self.raw
-        self.ddp: DistributedDataParallel | None = None
+        self.model = cast(nn.Module, torch.compile(self.raw, dynamic=False)) if config.compile else self.raw
         if ranks.world_size > 1:
             ids = None if device.type == "cpu" else [device.index]
-            self.ddp = DistributedDataParallel(self.module, device_ids=ids, gradient_as_bucket_view=True)
+            self.model = DistributedDataParallel(self.model, device_ids=ids, gradient_as_bucket_view=True)
         self.watch = LossWatch(ranks, self.signals, self._name_samples)
 
     def _restore(self, path: Path, saved: dict[str, Any]) -> None:
@@ -177,10 +171,10 @@ class Run:
             self.ema.load_state_dict(saved["ema"])
         state.epoch, state.step, state.best = saved["epoch"], saved["step"], saved["best"]
         sums = saved["sums"].numpy()  # (ranks, 4); on another number of ranks rank 0 takes them all
-        if len(sums) != self.ranks.world_size:
-            whole = [*sums[:, :2].sum(0), *sums[:, 2:].max(0)]
-            sums = np.vstack([whole, np.zeros((self.ranks.world_size - 1, 4))])
-        state.sums = sums[self.ranks.rank].tolist()
+        if len(sums) == self.ranks.world_size:
+            state.sums = sums[self.ranks.rank]
+        elif self.ranks.rank == 0:
+            state.sums = np.concatenate([sums[:, :2].sum(0), sums[:, 2:].max(0)])
         try:
             self._stage_loader(state.epoch).load_state_dict(saved["data"])
         except UsageError as error:
@@ -193,7 +187,7 @@ class Run:
         Raises:
             OSError: the folder takes no files.
         """
-        out, state, device = folder.path, self.state, self.device
+        out, state = folder.path, self.state
         if checkpoint and not self.saved and not folder.adopt(checkpoint, state.epoch, state.best):
             state.best = State.best  # there is no file of the best epoch so far: the best of the coming ones counts
         header = "# The run's config; usable with --config.\n"
@@ -203,7 +197,7 @@ class Run:
             step=state.step,
             world_size=self.ranks.world_size,
             global_batch=self.batching.global_batch,
-            device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+            device=device_name(self.device),
         )
         self.metrics = Metrics(out, state.epoch, state.step, self.total_steps, self.say)
         self.folder = folder
@@ -222,7 +216,6 @@ class Run:
         """Train all epochs that are left."""
         config, state, pixels, batching = self.config, self.state, self.session.pixels, self.batching
         mix = make_mix(config, len(self.session.class_ids))
-        model: nn.Module = self.ddp or self.module
         for epoch in range(state.epoch, config.epochs):
             loader = self._stage_loader(epoch)
             if loader is not self.loader:
@@ -240,12 +233,12 @@ class Run:
                 if not losses:
                     torch.manual_seed(step_seed(config.seed, state.step, self.ranks.rank))
                 ends_step = micro_step % batching.accumulation == 0
-                if self.ddp:
-                    self.ddp.require_backward_grad_sync = ends_step  # what DDP's no_sync() sets
+                if isinstance(self.model, DistributedDataParallel):
+                    self.model.require_backward_grad_sync = ends_step  # what DDP's no_sync() sets
                 x = pixels.training(images, loader.indices, epoch, crop)
                 x, target = mix(x, labels) if mix else (x, labels)
                 with torch.autocast(self.device.type, torch.bfloat16, enabled=self.session.amp):
-                    logits = model(x)
+                    logits = self.model(x)
                 loss = F.cross_entropy(logits.float(), target, reduction="none", label_smoothing=config.label_smoothing)
                 (loss.mean() / batching.accumulation).backward()
                 losses.append(loss.detach())
@@ -266,10 +259,8 @@ class Run:
                 loss_sum, verdict = self.watch.follow(state.step, torch.cat(losses), slots)
                 losses, slots = [], []
                 now = time.perf_counter()
-                state.loss_sum += loss_sum
-                state.samples += batching.batch_size * batching.accumulation
-                state.seconds += now - mark
-                state.wait_seconds += loader.wait_seconds - waited
+                samples = batching.batch_size * batching.accumulation
+                state.sums += loss_sum, samples, now - mark, loader.wait_seconds - waited
                 mark, waited = now, loader.wait_seconds
                 if self.metrics:
                     self.metrics.step(state.step, self.watch.loss, rate)
@@ -279,7 +270,7 @@ class Run:
                     self.settle()
 
             self.settle(save=False)
-            state.seconds += time.perf_counter() - mark  # until the device has done the last step
+            state.sums[2] += time.perf_counter() - mark  # until the device has done the last step
             figures = self.session.evaluate(self.evaluated, stopped=lambda: bool(self.signals.received))
             if figures is None:
                 self.settle()  # raises Stopped
@@ -290,7 +281,7 @@ class Run:
     def settle(self, *, save: bool = True) -> None:
         """Bring the sums up to date, save a checkpoint, and stop if any rank has to."""
         loss_sum, verdict = self.watch.settle()
-        self.state.loss_sum += loss_sum
+        self.state.sums[0] += loss_sum
         if verdict == BROKEN:
             raise self.watch.error(self.saved)
         if save or verdict == STOP:
@@ -299,14 +290,12 @@ class Run:
             raise Stopped(self.signals.received, self.state.step)
 
     def _save(self) -> None:
-        sums, state = torch.from_numpy(gather(self.state.sums, self.ranks)), self.state
+        sums = torch.from_numpy(gather(self.state.sums, self.ranks))
         self.saved = True
         if self.folder:
             self.folder.save(
                 {
-                    "epoch": state.epoch,
-                    "step": state.step,
-                    "best": state.best,
+                    **vars(self.state),
                     "sums": sums,
                     "data": self.loader.state_dict(),
                     "model": self.raw.state_dict(),
@@ -330,7 +319,7 @@ class Run:
             "data_wait_share": float((rows[:, 3] / np.maximum(rows[:, 2], 1e-9)).max()),
             "peak_memory_bytes": int(rows[:, 4].max()),
         }
-        state.epoch, state.sums = state.epoch + 1, [0.0] * 4
+        state.epoch, state.sums = state.epoch + 1, np.zeros(4)
         if not line["val_top1"] <= state.best:  # better, or there is no val split
             state.best = line["val_top1"]
             if self.folder:
