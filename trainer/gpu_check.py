@@ -11,9 +11,11 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import chain, repeat
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,30 +25,29 @@ from torch import Tensor
 
 from pipeline import convert
 from pipeline.errors import Error
+from pipeline.machine import on_cores
 from trainer.augment import Pixels
 from trainer.config import Config
 from trainer.dataset import RankPartitionedDataset
 from trainer.loader import Loader
 from trainer.metrics import peak_memory_bytes
 from trainer.models import build_model
-from trainer.ranks import Ranks
+from trainer.ranks import Ranks, device_name
 from trainer.session import make_optimizer
 
 
-class RandomImages(Sequence[Any]):
-    """(image, label) pairs; the images can't be compressed."""
+@dataclass(frozen=True)
+class RandomImages:
+    """A sequence of (image, label) pairs; the images can't be compressed."""
 
-    def __init__(self, count: int, size: int) -> None:
-        self._count, self._size = count, size
+    count: int
+    size: int
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
-    def __getitem__(self, i: int) -> tuple[np.ndarray, int]:  # type: ignore[override]
-        if not 0 <= i < self._count:
-            raise IndexError(i)
-        shape = (self._size, self._size, 3)
-        return np.frombuffer(np.random.default_rng(i).bytes(int(np.prod(shape))), np.uint8).reshape(shape), i % 1000
+    def __getitem__(self, i: int) -> tuple[np.ndarray, int]:
+        return np.random.default_rng(i).integers(0, 256, (self.size, self.size, 3), np.uint8), i % 1000
 
 
 class Synthetic:
@@ -60,8 +61,7 @@ class Synthetic:
         self.indices = np.arange(batch_size)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        while True:
-            yield self._batch
+        return repeat(self._batch)
 
 
 def check(
@@ -96,31 +96,25 @@ def check(
     """
     target = Ranks().device(device)
     torch.backends.cudnn.benchmark = True
-    config = Config("random images", model=model, crop=crop, device=device)
     network = build_model(model, 1000, crop).train().to(target).to(memory_format=torch.channels_last)
+    config = Config("random images")
     optimizer = make_optimizer(config, network)
     forward = torch.compile(network, dynamic=False) if compile else network
-    pixels = {
-        name: Pixels(Config("random images", augment=name), [0.5] * 3, [0.25] * 3, target) for name in ("crop", "rrc")
-    }
 
-    def measure(source: Synthetic | Loader, augment: str = "crop") -> tuple[float, float]:
+    def measure(source: Synthetic | Loader, config: Config = config) -> tuple[float, float]:
         """(images per second, share of the time spent waiting for data)."""
-
-        def batches() -> Iterator[tuple[Tensor, Tensor]]:
-            while True:
-                yield from source
-
+        pixels = Pixels(config, [0.5] * 3, [0.25] * 3, target)
         start = waited = 0.0
-        for step, (batch, labels) in enumerate(batches(), -(steps // 6) - 1):
+        batches = chain.from_iterable(repeat(source))
+        for step, (batch, labels) in enumerate(batches, -(steps // 6) - 1):
+            if step in (0, steps) and target.type != "cpu":
+                torch.accelerator.synchronize(target)
             if step == 0:
-                _synchronize(target)
                 start, waited = time.perf_counter(), source.wait_seconds
             if step == steps:
-                _synchronize(target)
                 seconds = time.perf_counter() - start
                 return steps * batch_size / seconds, (source.wait_seconds - waited) / seconds
-            x = pixels[augment].training(batch, source.indices, 0, crop)
+            x = pixels.training(batch, source.indices, 0, crop)
             with torch.autocast(target.type, torch.bfloat16, enabled=target.type != "cpu"):
                 logits = forward(x)
             F.cross_entropy(logits.float(), labels).backward()
@@ -131,53 +125,33 @@ def check(
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         store = Path(temporary) / "random.zarr"
         _say(f"store: {images:,} random images of {size} px, {images * size * size * 3 / 1e9:.2f} GB, in {temporary}")
-        convert(
-            RandomImages(images, size), store, split="train", size=size, n_jobs=-1 if images > 1000 else 1, quiet=True
-        )
+        jobs = -1 if images > 1000 else 1
+        convert(RandomImages(images, size), store, split="train", size=size, n_jobs=jobs, quiet=True)
         _say(
-            f"{model} on {_name(target)}, batch {batch_size}, crop {crop} of {size} px, "
+            f"{model} on {device_name(target)}, batch {batch_size}, crop {crop} of {size} px, "
             f"{'bf16' if target.type != 'cpu' else 'fp32'}, channels_last, {'compiled' if compile else 'eager'}"
         )
         resident = Synthetic(batch_size, crop, target)
         first, _ = measure(resident)
         _say(f"resident batches            {first:10,.1f} images/s")
-        rows = {}
+        data, rows = RankPartitionedDataset(store, "train", crop=crop), {}
         for count in threads:
-            rows[f"loader, {count} thread(s)"] = _loaded(measure, store, crop, batch_size, count, target)
+            with closing(Loader(data, batch_size, threads=count, device=target)) as loader:
+                rows[f"loader, {count} thread(s)"] = measure(loader)
         if hasattr(os, "sched_setaffinity"):
-            cores = os.sched_getaffinity(0)
-            os.sched_setaffinity(0, {min(cores)})
-            rows["loader, 1 thread, 1 core"] = _loaded(measure, store, crop, batch_size, 1, target)
-            os.sched_setaffinity(0, cores)
+            with on_cores(1), closing(Loader(data, batch_size, device=target)) as loader:
+                rows["loader, 1 thread, 1 core"] = measure(loader)
         again, _ = measure(resident)
         base = (first + again) / 2
         _say(f"resident batches, again     {again:10,.1f} images/s")
         for name, (rate, waiting) in rows.items():
             _say(f"{name:27} {rate:10,.1f} images/s, {rate / base:6.1%} of resident, data wait {waiting:.2%}")
-        whole = Synthetic(batch_size, size, target)
-        rrc, _ = measure(whole, "rrc")
+        rrc, _ = measure(Synthetic(batch_size, size, target), replace(config, augment="rrc"))
         _say(f"rrc on the device           {rrc:10,.1f} images/s, {base / rrc - 1:.1%} of a step's time")
         _say(f"peak memory                 {peak_memory_bytes(target) / 1e9:10,.2f} GB")
     slow = [name for name, (rate, _) in rows.items() if rate / base < threshold]
     _say(f"FAILED: {'; '.join(slow)}: below {threshold:.0%} of resident" if slow else "passed")
     return 1 if slow else 0
-
-
-def _loaded(measure: Any, store: Path, crop: int, batch_size: int, threads: int, device: torch.device) -> Any:
-    loader = Loader(RankPartitionedDataset(store, "train", crop=crop), batch_size, threads=threads, device=device)
-    try:
-        return measure(loader)
-    finally:
-        loader.close()
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-
-
-def _name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def _say(line: str) -> None:
