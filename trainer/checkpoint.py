@@ -111,14 +111,15 @@ class RunFolder:
             own = [path for path in (where, where / LAST, where / PREVIOUS) if path.is_file()]
             if not own:
                 raise UsageError(f"--resume {where}: no checkpoint there; check the path, or use --resume auto")
+        others = []
         for path in own:
-            state = read_checkpoint(path)
-            if state is not None:
+            state = _load(path)
+            if isinstance(state, dict):
                 return path, state
-        if own and all(map(_other_file, own)):
+            others.append(state)
+        if own and all(others):
             raise UsageError(
-                f"--resume {own[0]}: not a checkpoint ({_other_file(own[0])}): use --weights with it, or --resume with "
-                f"{LAST}"
+                f"--resume {own[0]}: not a checkpoint ({others[0]}): use --weights with it, or --resume with {LAST}"
             )
         if own:
             raise UsageError(f"{' and '.join(map(str, own))}: damaged; resume from another checkpoint, or start afresh")
@@ -179,24 +180,22 @@ def _write(path: Path, value: dict[str, Any], before_rename: Callable[[], None] 
 
 def read_checkpoint(path: Path) -> dict[str, Any] | None:
     """A complete checkpoint with all tensors on the CPU; None where the file is damaged or something else."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            if archive.testzip() is not None:  # a wrong checksum; torch.load alone wouldn't notice
-                return None
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception:  # a spoilt file makes zipfile and the unpickler raise nearly anything
-        return None
-    return state if isinstance(state, dict) and state.get("format") == FORMAT else None
+    state = _load(path)
+    return state if isinstance(state, dict) else None
 
 
-def _other_file(path: Path) -> str:
-    """What a file is that never was a checkpoint, in words; empty for a damaged one."""
+def _load(path: Path) -> dict[str, Any] | str:
+    """As `read_checkpoint`, or of a file that never was a checkpoint what it is, in words; empty for a damaged one."""
     try:
         with open(path, "rb") as file:
-            start = file.read(4)
-        if start != b"PK\x03\x04":  # of every file that torch.save writes
-            return "" if path.name in (LAST, PREVIOUS) else "no file of torch's"
+            if file.read(4) != b"PK\x03\x04":  # of every file that torch.save writes
+                return "" if path.name in (LAST, PREVIOUS) else "no file of torch's"
+        with zipfile.ZipFile(path) as archive:
+            if archive.testzip() is not None:  # a wrong checksum; torch.load alone wouldn't notice
+                return ""
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception:  # as in read_checkpoint
+    except Exception:  # a spoilt file makes zipfile and the unpickler raise nearly anything
         return ""
-    return "" if isinstance(state, dict) and "format" in state else "weights alone"
+    if not isinstance(state, dict) or "format" not in state:
+        return "weights alone"
+    return state if state["format"] == FORMAT else ""
