@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,9 +92,7 @@ class Session:
             say(f"{store.path}: {split} has no labels: training without evaluation")
         elif split in store or config.eval_only:
             _check_crop("--eval-crop" if config.eval_crop else self._crop_flag, crop, store[split])
-            self.val = RankPartitionedDataset(
-                store, split, rank=ranks.rank, world_size=ranks.world_size, crop=crop, train=False
-            )
+            self.val = RankPartitionedDataset(store, split, rank=ranks.rank, world_size=ranks.world_size, crop=crop)
         else:
             say(f"{store.path} has no split val: training without evaluation")
         if config.normalize == "imagenet":
@@ -149,27 +148,18 @@ class Session:
                 f"--global-batch {batching.global_batch}: larger than the {data.num_samples} samples of "
                 f"{data.split.path}; use --global-batch {share * ranks.world_size}{also}"
             )
-        return Loader(
-            data,
-            batching.batch_size,
-            batching.global_batch,
-            threads=config.threads,
-            device=self.device,
-            # nodes with unequal numbers of ranks can't share the reading of a window
-            local_world_size=1 if ranks.world_size % ranks.local_world_size else ranks.local_world_size,
-        )
+        # nodes with unequal numbers of ranks can't share the reading of a window
+        local = 1 if ranks.world_size % ranks.local_world_size else ranks.local_world_size
+        sizes = batching.batch_size, batching.global_batch
+        return Loader(data, *sizes, threads=config.threads, device=self.device, local_world_size=local)
 
     def evaluate(self, model: nn.Module, stopped: Callable[[], bool] = lambda: False) -> dict[str, Any] | None:
         """Figures of the val split, NaN where there is none; None when stopped."""
         if self.val is None:
             return dict.fromkeys(("val_loss", "val_top1", "val_top5"), math.nan)
-        loader = Loader(self.val, self.batching.batch_size, threads=self.config.threads, device=self.device)
-        try:
-            return evaluate(
-                model, loader, self.pixels, self.ranks, amp=self.amp, flip=self.config.flip_eval, stopped=stopped
-            )
-        finally:
-            loader.close()
+        flip, threads = self.config.flip_eval, self.config.threads
+        with closing(Loader(self.val, self.batching.batch_size, threads=threads, device=self.device)) as loader:
+            return evaluate(model, loader, self.pixels, self.ranks, amp=self.amp, flip=flip, stopped=stopped)
 
 
 def _check_crop(flag: str, crop: int | None, split: Split) -> None:
