@@ -149,9 +149,6 @@ class Pixels:
 
 def make_mix(config: Config, num_classes: int) -> v2.RandomChoice | None:
     """Mixup, cutmix or a draw of the two: (images, labels) -> (images, soft labels (n, classes)). None for neither."""
-    mixes: list[v2.Transform] = []
-    if config.mixup:
-        mixes.append(v2.MixUp(alpha=config.mixup, num_classes=num_classes))
-    if config.cutmix:
-        mixes.append(v2.CutMix(alpha=config.cutmix, num_classes=num_classes))
+    kinds = (v2.MixUp, config.mixup), (v2.CutMix, config.cutmix)
+    mixes = [kind(alpha=alpha, num_classes=num_classes) for kind, alpha in kinds if alpha]
     return v2.RandomChoice(mixes) if mixes else None

@@ -113,11 +113,9 @@ def _timm_model(name: str, num_classes: int, known: list[str]) -> nn.Module:
             return timm.create_model(name, num_classes=num_classes)
     close = difflib.get_close_matches(name, names, 3)
     listing = 'python -c "import torchvision; print(torchvision.models.list_models(module=torchvision.models))"'
-    hint = (
-        f"did you mean {' or '.join(close)}?"
-        if close
-        else f"use {', '.join(OWN)}, or one of those that `{listing}` prints"
-    )
+    hint = f"use {', '.join(OWN)}, or one of those that `{listing}` prints"
+    if close:
+        hint = f"did you mean {' or '.join(close)}?"
     raise UsageError(f"--model {name}: unknown{note}; {hint}")
 
 
