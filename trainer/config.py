@@ -11,14 +11,7 @@ from itertools import pairwise, zip_longest
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
-from jsonargparse import (
-    ActionConfigFile,
-    ArgumentError,
-    ArgumentParser,
-    get_loader,
-    set_loader,
-    set_parsing_settings,
-)
+from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser, get_loader, set_loader, set_parsing_settings
 
 from pipeline import __version__
 from pipeline.errors import UsageError

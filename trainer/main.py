@@ -30,19 +30,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 0, 1 (failed), 2 (wrong use), or 128 + a signal's number."""
     number = os.environ.get("RANK", "")
     rank = int(number) if number.isdecimal() else 0
-    debug = eval_only = False
+    config: Config | None = None
     try:
         config = parse(sys.argv[1:] if argv is None else argv)
-        debug, eval_only = config.debug, config.eval_only
         _run(config)
         return 0
     except KeyboardInterrupt:  # from the first step on it ends a run in good order, as `Stopped`
         if rank == 0:
-            when = "" if eval_only else " before the first step"
+            when = "" if config and config.eval_only else " before the first step"
             print(f"trainer: interrupted{when}", file=sys.stderr, flush=True)  # noqa: T201
         return 128 + signal.SIGINT
     except Exception as error:
-        return _report(error, rank, debug)
+        return _report(error, rank, debug=config is not None and config.debug)
 
 
 def _end_with_agent() -> None:

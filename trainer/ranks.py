@@ -66,9 +66,8 @@ class Ranks:
                 f"local rank {self.local_rank}, but {torch.accelerator.device_count()} {kind} device(s) on this "
                 "machine: start fewer with --nproc-per-node, or use --device cpu"
             )
-        device = torch.device(kind, self.local_rank)
         torch.accelerator.set_device_index(self.local_rank)
-        return device
+        return torch.device(kind, self.local_rank)
 
 
 def device_name(device: torch.device) -> str:
