@@ -163,9 +163,8 @@ def _charts(anchor: str, title: str, runs: Sequence[Run], figures: Sequence[Figu
         if not values:
             missing.append(one.title.lower())
             continue
-        last = max(x for each in series for x in each.xs)
-        first = min(x for each in series for x in each.xs)
-        x_axis = Axis(min(first, last - 1), last, "epoch", text=lambda value: f"{value:g}", whole=True)
+        xs = [x for each in series for x in each.xs]
+        x_axis = Axis(min(*xs, max(xs) - 1), max(xs), "epoch", text=lambda value: f"{value:g}", whole=True)
         y_axis = linear_axis(values, "", one.axis_text, zero=one.from_zero)
         label = f"{one.title} by epoch. " + " ".join(_words(run, one) for run in runs)
         drawn.append(figure(one.title, lines(series, label, x_axis, y_axis)))
@@ -182,9 +181,8 @@ def _series(run: Run, number: int, key: str) -> Series:
 
 def _thin(num: int, most: int) -> list[int]:
     """At most `most` of 0 ... num - 1, evenly spread, the first and the last among them."""
-    if num <= most:
-        return list(range(num))
-    return [round(i * (num - 1) / (most - 1)) for i in range(most)]
+    most = min(num, most)
+    return [round(i * (num - 1) / max(most - 1, 1)) for i in range(most)]
 
 
 def _words(run: Run, one: Figure) -> str:
