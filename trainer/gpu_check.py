@@ -11,7 +11,6 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
@@ -50,18 +49,16 @@ class RandomImages:
         return np.random.default_rng(i).integers(0, 256, (self.size, self.size, 3), np.uint8), i % 1000
 
 
-class Synthetic:
-    """Batches that lie on the device already, with the loader's interface as far as it is used here."""
+class Resident(list[tuple[Tensor, Tensor]]):
+    """One batch that lies on the device already, with the loader's interface as far as it is used here."""
 
     wait_seconds = 0.0
 
     def __init__(self, batch_size: int, size: int, device: torch.device) -> None:
         images = torch.randint(0, 256, (batch_size, size, size, 3), dtype=torch.uint8, device=device)
-        self._batch = images.permute(0, 3, 1, 2), torch.randint(0, 1000, (batch_size,), device=device)
+        labels = torch.randint(0, 1000, (batch_size,), device=device)
+        super().__init__([(images.permute(0, 3, 1, 2), labels)])
         self.indices = np.arange(batch_size)
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return repeat(self._batch)
 
 
 def check(
@@ -101,7 +98,7 @@ def check(
     optimizer = make_optimizer(config, network)
     forward = torch.compile(network, dynamic=False) if compile else network
 
-    def measure(source: Synthetic | Loader, config: Config = config) -> tuple[float, float]:
+    def measure(source: Resident | Loader, config: Config = config) -> tuple[float, float]:
         """(images per second, share of the time spent waiting for data)."""
         pixels = Pixels(config, [0.5] * 3, [0.25] * 3, target)
         start = waited = 0.0
@@ -131,7 +128,7 @@ def check(
             f"{model} on {device_name(target)}, batch {batch_size}, crop {crop} of {size} px, "
             f"{'bf16' if target.type != 'cpu' else 'fp32'}, channels_last, {'compiled' if compile else 'eager'}"
         )
-        resident = Synthetic(batch_size, crop, target)
+        resident = Resident(batch_size, crop, target)
         first, _ = measure(resident)
         _say(f"resident batches            {first:10,.1f} images/s")
         data, rows = RankPartitionedDataset(store, "train", crop=crop), {}
@@ -146,7 +143,7 @@ def check(
         _say(f"resident batches, again     {again:10,.1f} images/s")
         for name, (rate, waiting) in rows.items():
             _say(f"{name:27} {rate:10,.1f} images/s, {rate / base:6.1%} of resident, data wait {waiting:.2%}")
-        rrc, _ = measure(Synthetic(batch_size, size, target), replace(config, augment="rrc"))
+        rrc, _ = measure(Resident(batch_size, size, target), replace(config, augment="rrc"))
         _say(f"rrc on the device           {rrc:10,.1f} images/s, {base / rrc - 1:.1%} of a step's time")
         _say(f"peak memory                 {peak_memory_bytes(target) / 1e9:10,.2f} GB")
     slow = [name for name, (rate, _) in rows.items() if rate / base < threshold]
