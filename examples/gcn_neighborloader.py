@@ -7,9 +7,9 @@ ROOT is a folder into which PyTorch Geometric has put AmazonProducts (1.6 M node
 rank, and half of that again in its sampler); nothing is downloaded here. Without ROOT the graph is a stochastic block
 model of 4,000 nodes. NeighborLoader needs pyg-lib, or torch-sparse, beside torch-geometric.
 
-Measured on the block model, on 2 cores of an EPYC that were busy otherwise, with torch-sparse's sampling: micro-F1
-83.0 % after 5 epochs in 3.9 s on two ranks, 84.9 % in 4.4 s on one (each rank samples for itself). The features alone
-name 28.5 % of the nodes rightly. AmazonProducts itself was not run, only files of its form.
+Measured on the block model with torch-sparse: micro-F1 83.0 % after 5 epochs on two ranks, 84.9 % on one (each rank
+samples for itself), in 3.9 and 4.4 s on 2 cores of an EPYC that were busy otherwise. The features alone name 28.5 % of
+the nodes rightly. AmazonProducts itself was not run, only files of its form.
 """
 
 from __future__ import annotations
