@@ -6,7 +6,7 @@ import difflib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from itertools import pairwise, zip_longest
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -204,6 +204,7 @@ def parse(argv: Sequence[str]) -> Config:
         exit_on_error=False,
         parser_mode="recipe",
         version=__version__,
+        allow_abbrev=False,
     )
     parser.add_argument("--config", action=ActionConfigFile, help="YAML file with any of the fields below.")
     parser.add_class_arguments(Config, as_group=False)
@@ -254,6 +255,18 @@ def _load_yaml(text: str) -> Any:
     """YAML as jsonargparse reads it (1e-3 is a number), with dashes in keys taken for underscores."""
     value = get_loader("yaml")(text)
     return {str(key).replace("-", "_"): item for key, item in value.items()} if isinstance(value, dict) else value
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes texts that are numbers to jsonargparse and not to yaml, such as a run called 1e5."""
+
+
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?[\d._]+[eE][-+]?\d+"), list("-+.0123456789"))
+
+
+def dump(config: Config) -> str:
+    """YAML that `--config` reads as this config."""
+    return yaml.dump(asdict(config), Dumper=_Dumper, sort_keys=False)
 
 
 def _spell(argv: Sequence[str]) -> list[str]:

@@ -13,7 +13,6 @@ from typing import Any, cast
 import numpy as np
 import torch
 import torch.nn.functional as F
-import yaml
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -22,7 +21,7 @@ from pipeline.atomic import write_bytes
 from pipeline.errors import UsageError
 from trainer.augment import make_mix
 from trainer.checkpoint import RunFolder, unwritable
-from trainer.config import Config
+from trainer.config import Config, dump
 from trainer.loader import Loader
 from trainer.metrics import Metrics, peak_memory_bytes
 from trainer.models import load_weights
@@ -191,7 +190,7 @@ class Run:
         if checkpoint and not self.saved and not folder.adopt(checkpoint, state.epoch, state.best):
             state.best = State.best  # there is no file of the best epoch so far: the best of the coming ones counts
         header = "# The run's config; usable with --config.\n"
-        write_bytes(out / "config.yaml", (header + yaml.safe_dump(asdict(self.config), sort_keys=False)).encode())
+        write_bytes(out / "config.yaml", (header + dump(self.config)).encode())
         record_start(
             out,
             step=state.step,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ import yaml
 
 from pipeline import __version__
 from pipeline.errors import UsageError
-from trainer.config import Config, Stage, parse
+from trainer.config import Config, Stage, dump, parse
 
 RECIPES = sorted((Path(__file__).parents[2] / "trainer" / "recipes").glob("*.yaml"))
 
@@ -42,10 +42,12 @@ def test_yaml_with_underscores_or_dashes_and_flags_that_win(tmp_path: Path) -> N
 
 
 @pytest.mark.quick
-def test_config_yaml_round_trip(tmp_path: Path) -> None:
-    config = Config("x-{size}.zarr", stages=[Stage(0, 8, 6), Stage(2, 16)], amp=True, lr=2e-3, ema=0.99)
-    recipe = write(tmp_path / "c.yaml", yaml.safe_dump(asdict(config)))
-    assert parse(["--config", str(recipe)]) == config
+@pytest.mark.parametrize("name", ["runs/own", "1e5", "12e3456", ".5E-2", "1_0e+3", "17", "1e400", "-", "ä #1"])
+def test_config_yaml_round_trip(name: str, tmp_path: Path) -> None:
+    config = Config("x-{size}.zarr", name, stages=[Stage(0, 8, 6), Stage(2, 16)], amp=True, lr=2e-30, ema=0.99)
+    (tmp_path / "c.yaml").write_text(dump(config))
+    assert parse(["--config", str(tmp_path / "c.yaml")]) == config
+    assert yaml.safe_load(dump(config))["out"] == name
 
 
 @pytest.mark.quick
@@ -54,6 +56,7 @@ def test_config_yaml_round_trip(tmp_path: Path) -> None:
     [
         ([], ["data", "required"]),
         (["--data=s", "--globl-batch=3"], ["--globl-batch", "did you mean global_batch?"]),
+        (["--data=s", "--conf=r.yaml"], ["--conf"]),
         (["--data=s", "--lr=fast"], ["--lr fast: must be a number"]),
         (["--data=s", "--epochs=2.5"], ["--epochs 2.5: must be a whole number"]),
         (["--data=s", "--optimizer=adam"], ["--optimizer adam: must be sgd or adamw"]),
