@@ -191,6 +191,7 @@ SCENARIOS = [
         leaves=("runs.html",),
     ),
     Scenario(("README.md: Your own images",), leaves=("data/own-224.html",)),
+    Scenario(("README.md: CIFAR-10 on two CPU cores",), slow=True),
     Scenario(
         ("README.md: Spreading a conversion over machines",),
         setting=clusters,
