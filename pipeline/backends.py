@@ -117,8 +117,8 @@ def _ray(scheduler: str | None) -> Iterator[None]:
             ray.init(address=scheduler, log_to_driver=False, include_dashboard=dashboard, logging_level=logging.ERROR)
         except (ConnectionError, OSError, ValueError, RuntimeError) as error:
             raise UsageError(
-                f"--scheduler {scheduler}: no Ray cluster lets this one in there ({' '.join(str(error).split())[:200]}); "
-                "where it wants a token, set RAY_AUTH_MODE=token"
+                f"--scheduler {scheduler}: no Ray cluster lets this machine in there ({str(error)[:200]}); where it "
+                "wants a token, set RAY_AUTH_MODE=token"
             ) from None
     try:
         yield
