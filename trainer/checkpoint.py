@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 import zipfile
@@ -48,6 +49,9 @@ class RunFolder:
     begun = False
 
     def __init__(self, path: Path, wait_seconds: float = 0.0) -> None:
+        for folder in (path, *path.absolute().parents):
+            if (folder / "zarr.json").exists():
+                raise UsageError(f"--out {path}: lies in a store, {folder}; choose another folder")
         self.path = path
         self._made = not path.exists()
         try:
@@ -164,8 +168,8 @@ class RunFolder:
 
 def unwritable(path: Path, error: OSError) -> Error:
     """What to raise where the folder `--out` takes no files."""
-    reason = error.strerror or error
-    return Error(f"--out {path}: can't be written ({reason}); make room there, or choose another folder")
+    room = "make room there, or " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+    return Error(f"--out {path}: can't be written ({error.strerror or error}); {room}choose another folder")
 
 
 def _write(path: Path, value: dict[str, Any], before_rename: Callable[[], None] | None = None) -> None:

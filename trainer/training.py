@@ -20,7 +20,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from pipeline.atomic import write_bytes
 from pipeline.errors import UsageError
 from trainer.augment import make_mix
-from trainer.checkpoint import RunFolder, unwritable
+from trainer.checkpoint import LAST, PREVIOUS, RunFolder, unwritable
 from trainer.config import Config, dump
 from trainer.loader import Loader
 from trainer.metrics import Metrics, peak_memory_bytes
@@ -178,6 +178,8 @@ class Run:
             self._stage_loader(state.epoch).load_state_dict(saved["data"])
         except UsageError as error:
             raise UsageError(f"{source}: {error}") from error
+        if path.name == PREVIOUS and path.with_name(LAST).exists() and self.config.resume != str(path):
+            self.say(f"note: {path.with_name(LAST)} is damaged: its steps since {PREVIOUS} are done again")
         self.say(f"resuming from {path}: {state.epoch} of {self.config.epochs} epochs, {state.step:,} steps are done")
 
     def report_into(self, folder: RunFolder, checkpoint: Path | None) -> None:

@@ -31,7 +31,8 @@ class Stopped(Error):  # noqa: N818 - someone asked for it
 
 
 class Signals:
-    """Within the block SIGTERM and Ctrl-C only set `received`; the loop then stops at a step's end."""
+    """Within the block SIGTERM, Ctrl-C and, without nohup, the terminal's end only set `received`; the loop then stops
+    at a step's end."""
 
     received: int = 0
 
@@ -39,7 +40,10 @@ class Signals:
         self.received = number
 
     def __enter__(self) -> Signals:
-        self._previous = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
+        numbers = [signal.SIGTERM, signal.SIGINT]
+        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            numbers.append(signal.SIGHUP)
+        self._previous = {number: signal.signal(number, self._note) for number in numbers}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

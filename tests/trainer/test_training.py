@@ -161,6 +161,23 @@ def test_a_signal_during_evaluation_evaluates_after_the_resume(
     assert [line["train_loss"] for line in metrics(tmp_path)] == [line["train_loss"] for line in metrics(whole)]
 
 
+def test_a_damaged_checkpoint_is_named(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    assert run_here(data=store, out=out, epochs=2) == 0
+    (out / "last.pt").write_bytes((out / "last.pt").read_bytes()[:-100])
+    assert run_here(data=store, out=out, epochs=3, resume="auto") == 0
+    said = capsys.readouterr().out
+    assert f"note: {out}/last.pt is damaged: its steps since previous.pt are done again" in said
+    assert f"resuming from {out}/previous.pt" in said
+
+
+def test_a_run_into_a_store_is_refused(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(os.listdir(store))
+    for out in (store, store / "runs" / "first"):
+        assert f"--out {out}: lies in a store, {store}; choose another folder" in refusal(capsys, data=store, out=out)
+    assert sorted(os.listdir(store)) == before
+
+
 def test_resume_cuts_metrics_back(store: Path, tmp_path: Path) -> None:
     assert run_here(data=store, out=tmp_path, epochs=3) == 0
     early = (tmp_path / "previous.pt").read_bytes()  # after epoch 2

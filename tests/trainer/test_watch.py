@@ -22,13 +22,24 @@ except Stopped as stopped:
 """
 
 
-def test_signals_are_noted_and_handlers_come_back() -> None:
-    before = signal.getsignal(signal.SIGTERM)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_signals_are_noted_and_handlers_come_back(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
     with Signals() as signals:
         assert signals.received == 0
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert signals.received == signal.SIGTERM
-    assert signal.getsignal(signal.SIGTERM) is before
+        os.kill(os.getpid(), number)
+        assert signals.received == number
+    assert signal.getsignal(number) is before
+
+
+def test_nohup_is_respected() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Signals() as signals:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert signals.received == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_second_sigterm_comes_too_late() -> None:
