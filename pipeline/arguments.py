@@ -76,7 +76,7 @@ def make_parser(prog: str = PROG) -> Parser:
     parser = Parser(
         prog=prog,
         description="Convert image datasets into stores, and look after the stores.",
-        epilog="exit codes: 0 success, 1 failed check or job, 2 wrong use, 130 and 143 after Ctrl-C and SIGTERM",
+        epilog="exit codes: 0 success, 1 failed check or job, 2 wrong use, 130, 143, 141: Ctrl-C, SIGTERM, no reader",
         version=__version__,
         formatter_class=_Help,
         allow_abbrev=False,
@@ -141,7 +141,7 @@ def _convert(commands: Any, prog: str) -> None:
     add("--no-shuffle", action="store_true", help="keep the source's order in train splits, too")
     add("--seed", type=int, default=0, help="seed of the shuffle")
     add("--chunk-mb", type=float, default=100.0, metavar="MB", help="size of a chunk file in 10^6 bytes")
-    add("--overwrite", action="store_true", help="delete the store and unfinished work first")
+    add("--overwrite", action="store_true", help="delete these splits, and unfinished work, first")
     add("--dry-run", action="store_true", help="say what would be written, and stop")
     add("--check-md5", action="store_true", help="check the official archives' MD5 first")
     add("--download", action="store_true", help="let torchvision download the dataset")

@@ -76,7 +76,7 @@ def linear_axis(
     low, high = (min(low, 0.0), max(high, 0.0)) if zero else (low, high)
     scale = max(abs(low), abs(high))
     if high - low <= 1e-9 * scale or scale < 1e-100:  # one value, or too close to tell apart
-        high = low + (scale if scale >= 1e-100 else 1.0)
+        low, high = (0.0, scale if scale >= 1e-100 else 1.0) if high >= 0 else (low, 0.0)
     step = nice_step(max((high - low) / 5, 1.0 if whole else 0.0))
     low = 0.0 if zero and low == 0 else math.floor(low / step + 1e-9) * step
     high = max(math.ceil(high / step - 1e-9) * step, low + step)

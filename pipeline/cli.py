@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -14,12 +15,13 @@ from jsonargparse import Namespace
 
 from pipeline.arguments import PROG, make_parser
 from pipeline.errors import Error, UsageError
-from pipeline.words import counted
+from pipeline.words import counted, printable
 from pipeline.workspace import Workspace, store_paths
 
 SCRIPT = "efficient-imagenet"  # the same as an installed command, which shells can complete
 INTERRUPTED = 130  # 128 + SIGINT, as shells do
 TERMINATED = 143  # 128 + SIGTERM
+NO_READER = 141  # 128 + SIGPIPE
 
 
 def _out(text: str) -> None:
@@ -109,8 +111,14 @@ def _terminate(signum: int, frame: object) -> None:
 
 def _interrupt(signum: int, frame: object) -> None:
     """The first Ctrl-C ends the run in order; the second at once, which loses nothing either."""
-    signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+    signal.signal(signal.SIGINT, _give_up)
     raise KeyboardInterrupt
+
+
+def _give_up(signum: int, frame: object) -> None:
+    with contextlib.suppress(OSError):
+        os.write(2, b"interrupted twice; what is finished is kept: run the same command again\n")
+    os._exit(INTERRUPTED)
 
 
 def _what_is_left(command: str, args: Namespace | None) -> str:
@@ -137,7 +145,7 @@ def _program(arguments: Sequence[str]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code: 0 success, 1 failed check or job, 2 wrong use."""
+    """Run one command; returns the exit code: 0 success, 1 failed check or job, 2 wrong use, 128 + a signal."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     name, args = "arguments", None
@@ -149,10 +157,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         name = parsed.command
         args = parsed[name]
         COMMANDS[name](args)
+        sys.stdout.flush()  # here, where a reader that is gone is noticed
     except Error as error:
         if debug:
             raise
-        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        sys.stderr.write(f"error: {printable(' '.join(str(error).split()))}\n")
         return error.exit_code
     except KeyboardInterrupt:
         sys.stderr.write(f"interrupted; {_what_is_left(name, args)}\n")
@@ -161,8 +170,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"terminated; {_what_is_left(name, args)}\n")
         return TERMINATED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        for stream in (sys.stdout, sys.stderr):  # neither fails again when Python flushes it at the end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return NO_READER
     except OSError as error:
         if debug:
             raise

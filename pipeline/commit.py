@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -144,10 +144,29 @@ def check_root(dst: Path, attributes: dict[str, Any]) -> None:
         store = open_store(dst)
     except StoreNotFoundError:
         raise UsageError(f"{dst}: exists and is not a store; choose another DST") from None
+    here, there = attributes["class_ids"], store.attrs["class_ids"]
+    if gone := _but(there, here):
+        raise Error(
+            f"{dst}: the store has {gone}, this conversion has not; use another DST, or give it the same classes (of "
+            "folders an empty one is enough)"
+        )
+    if new := _but(here, there):
+        raise Error(
+            f"{dst}: this conversion has {new}, the store has not; use another DST, or convert all splits again with "
+            "--overwrite"
+        )
     words = "{name}: the store has {old}, this conversion asks for {new}"
     difference = first_difference(_root_fields(store.attrs), _root_fields(attributes), words=words)
     if difference:
-        raise Error(f"{dst}: {difference}; use another DST, or --overwrite to replace the store")
+        raise Error(f"{dst}: {difference}; use another DST, or convert all splits again with --overwrite")
+
+
+def _but(ids: Sequence[str], others: Sequence[str]) -> str:
+    """In words, the classes that are not among the others; empty for none."""
+    left = sorted(set(ids) - set(others))
+    return (
+        f"{counted(len(left), 'class', 'classes')} more ({left[0]!r}{', ...' if len(left) > 1 else ''})" if left else ""
+    )
 
 
 def _root_fields(attributes: dict[str, Any]) -> dict[str, Any]:
@@ -238,32 +257,46 @@ def _clear_staged(work: SplitWork, num_chunks: int) -> None:
             child.unlink()
 
 
-def remove_store(workspace: Workspace) -> None:
-    """Delete a store, for `--overwrite`. Whoever is killed meanwhile leaves no half of one: it moves away first.
+def remove_store(workspace: Workspace, splits: Collection[str], attributes: dict[str, Any]) -> None:
+    """For `--overwrite` delete a store, or only these splits of it where it has others, too.
+
+    Whoever is killed meanwhile leaves no half of one: it moves away first.
+
+    Args:
+        workspace: the store's.
+        splits: those that are converted anew.
+        attributes: of the root group that they will have.
 
     Raises:
         UsageError: it is no store: nothing is deleted.
+        Error: it has other splits, of another geometry or other classes: nothing is deleted.
     """
     path = workspace.dst
-    if path.exists():
-        if path.is_symlink():
-            raise UsageError(f"{path}: a link, through which --overwrite deletes nothing; give {path.resolve()} as DST")
-        if not path.is_dir():
-            raise UsageError(f"{path}: exists and is not a folder; choose another DST")
-        is_empty = not any(path.iterdir())
-        if not is_empty:
-            try:
-                Store(path)
-            except Error as error:
-                if isinstance(error, StoreNotFoundError):
-                    raise UsageError(
-                        f"{path}: not an {FORMAT_NAME} store, so --overwrite doesn't delete it; choose another DST"
-                    ) from None
-        removed = workspace.path / "overwritten"
+    if not path.exists():
+        return
+    if path.is_symlink():
+        raise UsageError(f"{path}: a link, through which --overwrite deletes nothing; give {path.resolve()} as DST")
+    if not path.is_dir():
+        raise UsageError(f"{path}: exists and is not a folder; choose another DST")
+    doomed = [path]
+    if any(path.iterdir()):
+        try:
+            present = Store(path).splits
+        except StoreNotFoundError:
+            raise UsageError(
+                f"{path}: not an {FORMAT_NAME} store, so --overwrite doesn't delete it; choose another DST"
+            ) from None
+        except Error:
+            present = []  # damaged
+        if not set(present) <= set(splits):
+            check_root(path, attributes)
+            doomed = [path / split for split in splits if (path / split).exists()]
+    removed = workspace.path / "overwritten"
+    for folder in doomed:
         shutil.rmtree(removed, ignore_errors=True)
         with contextlib.suppress(OSError):  # such as of a mount point
-            path = path.rename(removed)
-        shutil.rmtree(path)
+            folder = folder.rename(removed)
+        shutil.rmtree(folder)
 
 
 @dataclass

@@ -74,7 +74,7 @@ def convert(
             limit_per_class: at most so many samples a class.
         no_shuffle: keep the source's order in train splits, too; seed: of the shuffle.
         chunk_mb: size of a chunk file in megabytes (10^6 bytes).
-        overwrite: delete the store and unfinished work first.
+        overwrite: delete these splits, or a store that has no others, and unfinished work first.
         dry_run: print what would be written, and stop.
         check_md5: check the official archives' MD5 first; download: let torchvision download.
         quiet: show nothing; verbose: one line for each chunk, with images/s and its bad files.
@@ -92,6 +92,7 @@ def convert(
         raise UsageError("--size: at least one is needed")
     geometries = [Geometry(one, fit, filter, channels, exif_transpose) for one in sizes]
     workspaces = [Workspace(path) for path in store_paths(dst, sizes)]
+    _check_apart(src, workspaces)
     chosen_part = Part.parse(part) if part else None
     if on_error not in ("stop", "skip"):
         raise UsageError(f"--on-error {on_error}: must be stop or skip")
@@ -151,3 +152,11 @@ def convert(
         return Report([workspace.dst for workspace in workspaces])
     with folder_errors(), chosen_backend(backend, scheduler):
         return job.run(backend, n_jobs, on_error, overwrite)
+
+
+def _check_apart(src: Any, workspaces: Sequence[Workspace]) -> None:
+    """Raise UsageError where a store would lie in its own source: the next conversion would take it for images."""
+    if isinstance(src, str | os.PathLike) and os.path.isdir(src):
+        for workspace in workspaces:
+            if Path(src).resolve() in workspace.dst.resolve().parents:
+                raise UsageError(f"{workspace.dst}: inside SRC {os.fspath(src)}; choose a DST outside of it")

@@ -65,14 +65,17 @@ class Conversion:
                 _check_parent(workspace.dst)
                 token = stack.enter_context(workspace.run(self.part))
                 self.tokens.append(str(workspace.path / "runs" / token))
-            if overwrite:
-                for workspace in self.workspaces:
-                    remove_store(workspace)
+            for workspace, geometry in zip(self.workspaces, self.geometries, strict=True):
+                root = root_attributes(geometry.to_json(), self.class_ids, self.class_names)
+                if overwrite:
+                    remove_store(workspace, [plan.split for plan in self.plans], root)
                     for plan in self.plans:
                         shutil.rmtree(workspace.split(plan.split).path, ignore_errors=True)
-            for workspace, geometry in zip(self.workspaces, self.geometries, strict=True):
-                check_root(workspace.dst, root_attributes(geometry.to_json(), self.class_ids, self.class_names))
+                check_root(workspace.dst, root)
             open_plans = [plan for plan in self.plans if not self._is_finished(plan)]
+            if self.part is None:  # and so alone here
+                for workspace in self.workspaces:
+                    workspace.forget_beginnings()
             report.committed = [plan.split for plan in self.plans if plan not in open_plans]
             for name in report.committed:
                 say(f"{name}: finished already", quiet=self.quiet)
@@ -87,6 +90,10 @@ class Conversion:
         finished = []
         for workspace, geometry in zip(self.workspaces, self.geometries, strict=True):
             exists = (workspace.dst / plan.split).exists()
+            if exists and plan.split not in open_store(workspace.dst):
+                raise Error(
+                    f"{workspace.dst / plan.split}: zarr.json is missing there; restore it, or convert with --overwrite"
+                )
             if exists:
                 check_finished(open_store(workspace.dst)[plan.split], plan, geometry)
             elif (workspace.dst / "zarr.json").exists():

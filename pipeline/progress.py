@@ -8,7 +8,7 @@ from types import TracebackType
 
 from tqdm import tqdm
 
-from pipeline.words import counted, duration
+from pipeline.words import counted, duration, printable
 
 LINE_SECONDS = 10.0
 
@@ -16,7 +16,7 @@ LINE_SECONDS = 10.0
 def say(text: str, *, quiet: bool = False) -> None:
     """Write one line to standard error, above a progress bar if one is shown."""
     if not quiet:
-        tqdm.write(text, file=sys.stderr)
+        tqdm.write(printable(text), file=sys.stderr)
 
 
 class Progress:

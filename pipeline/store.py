@@ -30,9 +30,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise
     except (OSError, ValueError) as error:
-        raise StoreError(f"{path}: unreadable metadata ({error}); convert again or restore the file") from error
+        raise StoreError(f"{path}: unreadable metadata ({error}); restore it, or convert with --overwrite") from error
     if not isinstance(value, dict):
-        raise StoreError(f"{path}: not a Zarr v3 metadata object; convert again or restore the file")
+        raise StoreError(f"{path}: not a Zarr v3 metadata object; restore it, or convert with --overwrite")
     return value
 
 
@@ -137,7 +137,7 @@ class Split:
             self.attrs: dict[str, Any] = _read_json(self.path / "zarr.json").get("attributes", {})
             images = _read_json(self.path / "images" / "zarr.json")
         except FileNotFoundError as error:
-            raise StoreError(f"{error.filename}: missing; the store is damaged: convert again or restore it") from None
+            raise StoreError(f"{error.filename}: missing; restore it, or convert with --overwrite") from None
         try:
             shape, chunk = images["shape"], images["chunk_grid"]["configuration"]["chunk_shape"]
             self.num_samples = int(shape[0])
@@ -149,7 +149,9 @@ class Split:
             self.std: list[float] = list(self.attrs["std"])
             self.fingerprint: str = self.attrs["sample_fingerprint"]
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise StoreError(f"{self.path}: incomplete metadata ({error!r}); convert again or restore it") from None
+            raise StoreError(
+                f"{self.path}: incomplete metadata ({error!r}); restore it, or convert with --overwrite"
+            ) from None
         if check:
             self.check_files()
 

@@ -19,6 +19,11 @@ def are(number: int) -> str:
     return "is" if number == 1 else "are"
 
 
+def printable(text: str) -> str:
+    """The text with what would steer a terminal, such as escape codes in a file's name, written as `\\x1b`."""
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+
+
 def duration(seconds: float) -> str:
     """A duration in the two units that matter: `8 s`, `5 min 07 s`, `3 h 12 min`."""
     whole = round(seconds)

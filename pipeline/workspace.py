@@ -155,6 +155,13 @@ class Workspace:
         """Chunks that are finished and not committed yet, of all splits."""
         return sum(1 for _ in self.path.glob("*/receipts/*.json"))
 
+    def forget_beginnings(self) -> None:
+        """Where no chunk is finished, forget the settings of the run that began; no other run may be alive."""
+        if not self.num_finished():
+            for plan in list(self.path.glob("*/plan.json")):
+                shutil.rmtree(plan.parent, ignore_errors=True)
+            _unlink(self.path / "classes.json")
+
     def part_count(self) -> int | None:
         """N of the parts that ran here, as far as their locks tell."""
         locks = self.path.glob("part-*-of-*.lock")

@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import subprocess
 import sys
@@ -137,6 +138,19 @@ def test_version_and_help() -> None:
     text = run("convert", "--help").stdout
     for flag in ("--size", "--on-error", "--part", "--limit-per-class", "--quiet", "--verbose", "--debug"):
         assert flag in text
+
+
+@pytest.mark.parametrize("command", ["info", "verify"])
+def test_nobody_reads_the_output(store: Path, command: str) -> None:
+    """As in `verify STORE | true`: what wasn't said is no success."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "pipeline", command, str(store)], stdout=writer, stderr=subprocess.PIPE, text=True
+    )
+    os.close(writer)
+    assert done.returncode == 141
+    assert "Error" not in done.stderr
 
 
 @pytest.mark.parametrize("command", ["convert", "commit", "info", "verify", "copy", "report", "bench"])

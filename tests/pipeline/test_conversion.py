@@ -195,7 +195,7 @@ def test_another_recipe_is_refused(source: Path, tmp_path: Path, change: dict[st
             run(source, store, part=part, **change)
         assert "\n" not in str(caught.value)
     run(source, store)
-    with pytest.raises(Error, match=r"use another DST, or --overwrite"):
+    with pytest.raises(Error, match=r"use another DST, or .*--overwrite"):
         run(source, store, **change)
     run(source, store, **change, overwrite=True)
     assert open_store(store).splits == ["train", "val"]
@@ -214,17 +214,61 @@ def test_another_geometry_names_the_first_difference_only(
 ) -> None:
     with pytest.raises(Error) as caught:
         run(source, reference, **change)
-    assert str(caught.value) == f"{reference}: {message}; use another DST, or --overwrite to replace the store"
+    assert str(caught.value) == f"{reference}: {message}; use another DST, or convert all splits again with --overwrite"
 
 
 def test_other_classes_name_the_first_difference_only(source: Path, reference: Path, tmp_path: Path) -> None:
     shutil.copytree(source, tmp_path / "source")
     os.rename(tmp_path / "source" / "train" / "dog", tmp_path / "source" / "train" / "doe")
-    with pytest.raises(Error, match="class 1: the store has dog, this conversion asks for doe; use another DST"):
+    with pytest.raises(Error, match=r"the store has 1 class more \('dog'\), this conversion has not; use"):
         run(tmp_path / "source", reference, split="train")
     shutil.rmtree(tmp_path / "source" / "train" / "eel")
-    with pytest.raises(Error, match="number of classes: the store has 3, this conversion asks for 2; use another DST"):
+    with pytest.raises(Error, match=r"the store has 2 classes more \('dog', ...\), this conversion has not"):
         run(tmp_path / "source", reference, split="train")
+    for name in ("dog", "eel"):
+        (tmp_path / "source" / "train" / name).mkdir()
+    with pytest.raises(Error, match=r"this conversion has 1 class more \('doe'\), the store has not; use another DST"):
+        run(tmp_path / "source", reference, split="train")
+
+
+def test_overwrite_of_one_split_keeps_the_others(source: Path, reference: Path, tmp_path: Path) -> None:
+    store = tmp_path / "a.zarr"
+    shutil.copytree(reference, store)
+    shutil.copytree(source, tmp_path / "source")
+    make_image(999).save(tmp_path / "source" / "val" / "cat" / "000.jpg")
+    run(tmp_path / "source", store, split="val", overwrite=True)
+    assert open_store(store).splits == ["train", "val"]
+    assert same_tree(store / "train", reference / "train")
+    assert not same_tree(store / "val", reference / "val")
+    with pytest.raises(Error, match="size: the store has 16, this conversion asks for 24"):
+        run(source, store, split="val", overwrite=True, size=24)
+    run(source, store, split="val", overwrite=True)
+    assert same_tree(store, reference)
+
+
+def test_a_store_in_its_own_source_is_refused(source: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "source"
+    shutil.copytree(source, folder)
+    (tmp_path / "link").symlink_to(folder)
+    for src, dst in (
+        (folder, folder / "a.zarr"),
+        (folder, tmp_path / "link" / "b" / "a.zarr"),
+        (tmp_path / "link", folder / "a"),
+    ):
+        with pytest.raises(UsageError, match=r"inside SRC .*; choose a DST outside of it"):
+            run(src, dst)
+    assert same_tree(folder, source)
+
+
+def test_a_split_without_metadata_names_the_way_out(source: Path, reference: Path, tmp_path: Path) -> None:
+    store = tmp_path / "a.zarr"
+    shutil.copytree(reference, store)
+    for damage in (Path.unlink, lambda path: path.write_text("{}"), lambda path: path.write_text("{")):
+        damage(store / "train" / "zarr.json")
+        with pytest.raises(Error, match="restore it, or convert with --overwrite"):
+            run(source, store)
+        run(source, store, overwrite=True)
+        assert same_tree(store, reference)
 
 
 def test_another_source_is_refused(source: Path, tmp_path: Path) -> None:
@@ -347,7 +391,7 @@ def test_too_little_space_is_said_before_the_first_image(
 ) -> None:
     monkeypatch.setattr("pipeline.preflight.free_space", lambda folder: (1000, 1000))
     with pytest.raises(Error, match=r"bytes are needed and 1,000 are free; make room or choose another DST"):
-        run(source, tmp_path / "a.zarr")
+        run(source, tmp_path / "a.zarr", size=24)  # no chunk of which is there: nothing to go on with
     monkeypatch.setattr("pipeline.preflight.free_space", lambda folder: (10**12, 10))
     with pytest.raises(Error, match=r"new files are needed and 10 are free; use a larger --chunk-mb"):
         run(source, tmp_path / "a.zarr")
