@@ -10,6 +10,9 @@
 * each of the four a row further than the one before, because addresses that are equal modulo 4096
   get in each other's way, and whole 256 px images all are: for those 40,000 instead of             4,000
 
+On a 2-core Xeon (Emerald Rapids), whose memory bandwidth other machines share, one to four images at a time, with and
+without prefetching, are all within 15 % of each other (40,000 to 65,000); without non-temporal stores 42,000.
+
 Rows are copied one by one even where an image is contiguous: a single large memcpy falls into `rep movsb`, which is
 three times slower on some processors. The loop is LLVM assembly and compiled in 20 ms at the first use, through
 llvmlite alone: numba would take a second to load for the same loop. Where it can't be compiled numpy copies.

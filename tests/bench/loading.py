@@ -18,8 +18,8 @@ of their own that looks into this one, and install without dependencies:
         terminaltables pytorch-pfn-extras assertpy imgcat opencv-python-headless
     /tmp/peers/bin/python -m tests.bench.loading
 
-(and numba in the release that goes with this environment's llvmlite). What it gave on 2 EPYC cores is the README's
-table.
+(and numba in the release that goes with this environment's llvmlite). What it gave on 2 EPYC and on 2 Xeon cores
+is the README's table.
 """
 
 from __future__ import annotations

