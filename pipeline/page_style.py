@@ -8,11 +8,11 @@ STYLE = """
 :root{color-scheme:light dark;
 --paper:#fbfaf7;--card:#fff;--ink:#1b1f23;--soft:#59626d;--line:#e3dfd6;--grid:#ece9e2;--accent:#0a5f9e;--wash:#e4eef7;
 --bar:#9cc3e2;--good:#00694a;--bad:#a83c00;--s0:#0072b2;--s1:#d55e00;--s2:#00875f;--s3:#b4558a;--s4:#a87400;--s5:#2b8fc9;
---s6:#4a4f57}
+--s6:#4a4f57;--shade:#1b1f2340}
 @media (prefers-color-scheme:dark){:root{
 --paper:#101318;--card:#171b22;--ink:#e8e6e1;--soft:#a2abb6;--line:#2b313b;--grid:#232932;--accent:#74bdf2;--wash:#1d2a38;
 --bar:#2f618a;--good:#4fd1a5;--bad:#ff9a62;--s0:#58b4ee;--s1:#ff8b45;--s2:#33c796;--s3:#e69ac6;--s4:#e6a91f;--s5:#a5d8f8;
---s6:#c9ced6}}
+--s6:#c9ced6;--shade:#e8e6e138}}
 *{box-sizing:border-box}
 html{-webkit-text-size-adjust:100%;text-size-adjust:100%}
 body{margin:0;background:var(--paper);color:var(--ink);
@@ -55,7 +55,11 @@ font-variant-numeric:tabular-nums;overflow-wrap:anywhere}
 font-size:.92rem}
 .facts dt{color:var(--soft);flex:none}
 .facts dd{margin:0;text-align:right;overflow-wrap:anywhere;font-variant-numeric:tabular-nums}
-.scroll{overflow-x:auto;margin:.75rem 0}
+.scroll{overflow-x:auto;margin:.75rem 0;background: /* shadows where more is hidden */
+linear-gradient(90deg,var(--paper) 45%,transparent) 0 0/3rem 100% no-repeat local,
+linear-gradient(270deg,var(--paper) 45%,transparent) 100% 0/3rem 100% no-repeat local,
+linear-gradient(90deg,var(--shade),transparent) 0 0/1rem 100% no-repeat scroll,
+linear-gradient(270deg,var(--shade),transparent) 100% 0/1rem 100% no-repeat scroll}
 .tall{max-height:32rem;overflow-y:auto;border:1px solid var(--line);border-radius:8px}
 .tall thead th{position:sticky;top:0;background:var(--card)}
 .tall th:first-child,.tall td:first-child{padding-left:.75rem}
@@ -128,6 +132,6 @@ footer{color:var(--soft);font-size:.85rem;padding-top:1rem;padding-bottom:2.5rem
 --s6:#4a4f57}
 *{-webkit-print-color-adjust:exact;print-color-adjust:exact}
 body{font-size:10pt}nav,.skip{display:none}header,main,footer{max-width:none;padding:0}
-.scroll,.tall{overflow:visible;max-height:none}
+.scroll,.tall{overflow:visible;max-height:none;background:none}
 figure,tr,.sheet li,.tiles>div{break-inside:avoid}h2,h3,caption{break-after:avoid}}
 """

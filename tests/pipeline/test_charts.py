@@ -44,6 +44,14 @@ def test_nothing_but_nan_still_makes_an_axis() -> None:
     assert linear_axis([math.nan]).ticks()
 
 
+def test_one_value_has_an_axis_down_to_zero() -> None:
+    """A share that is constantly 100 % isn't drawn as if it could be 200 %."""
+    axis = linear_axis([1.0, 1.0], zero=False)
+    assert (axis.low, axis.high) == (0.0, 1.0)
+    axis = linear_axis([-3.0], zero=False)
+    assert (axis.low, axis.high) == (-3.0, 0.0)
+
+
 def test_profile_has_a_step_for_each_value() -> None:
     tree = parse(profile(np.array([5, 5, 3, 1]), "label", "classes", "samples"))
     (edge,) = tree.find("path", "edge")
