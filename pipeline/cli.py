@@ -149,6 +149,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     name, args = "arguments", None
+    # What joblib's resource tracker says when it cleans up after a killed run is no news to whoever killed it.
+    os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker:UserWarning")
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _terminate)  # so that workers and temp files are cleaned up
         signal.signal(signal.SIGINT, _interrupt)
