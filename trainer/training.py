@@ -19,6 +19,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from pipeline.atomic import write_bytes
 from pipeline.errors import UsageError
+from pipeline.words import counted
 from trainer.augment import make_mix
 from trainer.checkpoint import LAST, PREVIOUS, RunFolder, unwritable
 from trainer.config import Config, dump
@@ -92,12 +93,14 @@ def train(config: Config, ranks: Ranks, device: torch.device, say: Callable[[str
             stack.callback(loader.close)
         say(
             f"{config.model}: {sum(p.numel() for p in run.raw.parameters()):,} parameters, "
-            f"{len(session.class_ids):,} classes; {ranks.world_size} x {device.type}; output in {out}"
+            f"{counted(len(session.class_ids), 'class', 'classes')}; {ranks.world_size} x {device.type}; output in "
+            f"{out}"
         )
         say(
-            f"global batch {run.batching.global_batch:,} = {ranks.world_size} ranks x {run.batching.batch_size} "
-            f"samples x {run.batching.accumulation} micro-steps; lr {config.lr:g} per 256 samples, {run.peak_lr:g} at "
-            f"its peak; {run.steps_per_epoch:,} steps an epoch, {run.total_steps:,} in all"
+            f"global batch {run.batching.global_batch:,} = {counted(ranks.world_size, 'rank')} x "
+            f"{counted(run.batching.batch_size, 'sample')} x {counted(run.batching.accumulation, 'micro-step')}; "
+            f"lr {config.lr:g} per 256 samples, {run.peak_lr:g} at its peak; {counted(run.steps_per_epoch, 'step')} an "
+            f"epoch, {run.total_steps:,} in all"
         )
         data = run.loaders[0].data
         if config.augment == "crop" and not config.pad and data.crop_shape == data.split.image_shape:

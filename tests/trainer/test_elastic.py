@@ -223,7 +223,7 @@ def test_a_host_that_joins_and_is_cut_off(store: Path, tmp_path: Path, network: 
         before = epochs_done(out)
         wait_until(lambda: epochs_done(out) > before + 30, 400)
         text = logs(tmp_path)
-        assert text.count("global batch 16 = 1 ranks x 16 samples") == 2
+        assert text.count("global batch 16 = 1 rank x 16 samples") == 2
         assert text.count("global batch 16 = 2 ranks x 8 samples") == 1
         assert text.count("resuming from") == 2
         assert "stopped by SIGTERM" in text  # to regroup, after a checkpoint

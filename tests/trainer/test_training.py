@@ -102,7 +102,7 @@ def test_a_run_learns_and_writes_what_it_promises(
     draw_curves(out / "curves.png", lines)
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
     text = capsys.readouterr().out
-    assert "global batch 16 = 1 ranks x 16 samples x 1 micro-steps; lr 0.5 per 256 samples, 0.03125 at its peak" in text
+    assert "global batch 16 = 1 rank x 16 samples x 1 micro-step; lr 0.5 per 256 samples, 0.03125 at its peak" in text
     assert "8 steps an epoch, 40 in all" in text
     assert run_here(data=store, config=out / "config.yaml", out=tmp_path / "again") == 0
     again = metrics(tmp_path / "again")
