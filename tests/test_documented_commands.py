@@ -335,7 +335,7 @@ def small(scenario: Scenario, command: str, earlier: Sequence[str]) -> str:
     return f"{command} {scenario.flags} --epochs {scenario.epochs + len(trainings)}"
 
 
-MAKE = {"MAKEFLAGS", "MFLAGS", *re.findall(r"^([A-Z]+) +\?=", (ROOT / "Makefile").read_text(), re.MULTILINE)}
+MAKE = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", *re.findall(r"^([A-Z]+) +\?=", (ROOT / "Makefile").read_text(), re.MULTILINE)}
 """What `make test ARGS=...` would hand down to another make."""
 
 
@@ -396,7 +396,7 @@ OUTCOMES = {
     "pipeline convert .*--dry-run": "bytes",
     "sbatch ": r"(?m)^(?P<store>\S+): train, val$",
     "pipeline convert .*--part ": "other parts are still to come",
-    "pipeline (convert|commit) |make .*dataset ": r"(?m)^(?P<store>\S+): \w+",
+    "pipeline (convert|commit) |make .*dataset ": r"(?m)^(?P<store>\S+\.zarr): \w+",
     "pipeline verify ": "every check passed",
     "pipeline info": "resizer",
     "pipeline.resizer": "resizer: ",
