@@ -335,7 +335,8 @@ def small(scenario: Scenario, command: str, earlier: Sequence[str]) -> str:
     return f"{command} {scenario.flags} --epochs {scenario.epochs + len(trainings)}"
 
 
-MAKE = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", *re.findall(r"^([A-Z]+) +\?=", (ROOT / "Makefile").read_text(), re.MULTILINE)}
+MAKE = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL"}
+MAKE |= {*re.findall(r"^([A-Z]+) +\?=", (ROOT / "Makefile").read_text(), re.MULTILINE)}
 """What `make test ARGS=...` would hand down to another make."""
 
 

@@ -105,4 +105,11 @@ def _report(error: Exception, rank: int, debug: bool) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        # Everything is written and closed. Python's own end would take torch's C++ threads apart, which now and then
+        # aborts ("terminate called without an active exception"), and torchrun would call a finished run failed.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
