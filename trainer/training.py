@@ -181,7 +181,7 @@ class Run:
             self._stage_loader(state.epoch).load_state_dict(saved["data"])
         except UsageError as error:
             raise UsageError(f"{source}: {error}") from error
-        if path.name == PREVIOUS and path.with_name(LAST).exists() and self.config.resume != str(path):
+        if path.name == PREVIOUS and path.with_name(LAST).exists() and Path(self.config.resume or "").name != PREVIOUS:
             self.say(f"note: {path.with_name(LAST)} is damaged: its steps since {PREVIOUS} are done again")
         self.say(f"resuming from {path}: {state.epoch} of {self.config.epochs} epochs, {state.step:,} steps are done")
 

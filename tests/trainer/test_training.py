@@ -169,6 +169,9 @@ def test_a_damaged_checkpoint_is_named(store: Path, tmp_path: Path, capsys: pyte
     said = capsys.readouterr().out
     assert f"note: {out}/last.pt is damaged: its steps since previous.pt are done again" in said
     assert f"resuming from {out}/previous.pt" in said
+    chosen = f"{out}/./previous.pt"  # the same file by another name, and no last resort
+    assert run_here(data=store, out=tmp_path / "other", epochs=3, resume=chosen) == 0
+    assert "is damaged" not in capsys.readouterr().out
 
 
 def test_a_run_into_a_store_is_refused(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
