@@ -164,9 +164,9 @@ def check_root(dst: Path, attributes: dict[str, Any]) -> None:
 def _but(ids: Sequence[str], others: Sequence[str]) -> str:
     """In words, the classes that are not among the others; empty for none."""
     left = sorted(set(ids) - set(others))
-    return (
-        f"{counted(len(left), 'class', 'classes')} more ({left[0]!r}{', ...' if len(left) > 1 else ''})" if left else ""
-    )
+    if not left:
+        return ""
+    return f"{counted(len(left), 'class', 'classes')} more ({left[0]!r}{', ...' if len(left) > 1 else ''})"
 
 
 def _root_fields(attributes: dict[str, Any]) -> dict[str, Any]:
@@ -174,7 +174,6 @@ def _root_fields(attributes: dict[str, Any]) -> dict[str, Any]:
     ids, names = attributes["class_ids"], attributes["class_names"]
     return {
         **attributes["geometry"],
-        "number of classes": len(ids),
         **{f"class {label}": name for label, name in enumerate(ids)},
         **{f"name of class {label}": name for label, name in enumerate(names)},
     }

@@ -90,12 +90,14 @@ class Conversion:
         finished = []
         for workspace, geometry in zip(self.workspaces, self.geometries, strict=True):
             exists = (workspace.dst / plan.split).exists()
-            if exists and plan.split not in open_store(workspace.dst):
-                raise Error(
-                    f"{workspace.dst / plan.split}: zarr.json is missing there; restore it, or convert with --overwrite"
-                )
             if exists:
-                check_finished(open_store(workspace.dst)[plan.split], plan, geometry)
+                store = open_store(workspace.dst)
+                if plan.split not in store:
+                    raise Error(
+                        f"{workspace.dst / plan.split}: zarr.json is missing there; restore it, or convert with "
+                        "--overwrite"
+                    )
+                check_finished(store[plan.split], plan, geometry)
             elif (workspace.dst / "zarr.json").exists():
                 _check_same_software(workspace.dst, plan)
             finished.append(exists)
