@@ -25,18 +25,18 @@ help:
 
 setup: $(VENV)/.setup
 
-$(VENV)/.setup: pyproject.toml pipeline/install_resizer.py $(wildcard pipeline/simd/*)
+$(VENV)/.setup: pyproject.toml $(wildcard pipeline/compiled/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "error: $(PYTHON) is older than Python 3.11; run make with PYTHON=/path/to/python3.11"; exit 2; }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV) || \
 	  { echo "error: $(PYTHON) can't make a virtual environment; on Debian: apt-get install python3-venv"; exit 2; }
 	$(BIN)/pip install --quiet --editable '.[demo]'
-	$(BIN)/python -m pipeline.install_resizer
+	$(BIN)/python -m pipeline.compiled.install
 	@touch $@
 
 $(VENV)/.setup-dev: $(VENV)/.setup
 	$(BIN)/pip install --quiet --editable '.[demo,dask,ray,parquet,timm,remote,examples,dev]'
-	$(BIN)/python -m pipeline.install_resizer
+	$(BIN)/python -m pipeline.compiled.install
 	@touch $@
 
 demo: setup

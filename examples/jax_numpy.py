@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipeline import open_store
-from pipeline.store import Split
+from pipeline.store.reader import Split
 from trainer.order import centre_offsets, crop_offsets, epoch_order
 
 GLOBAL_BATCH, RATE, DECAY = 64, 0.1, 5e-4

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from pipeline import convert, open_store
-from pipeline.decode import decode_into
-from pipeline.geometry import Geometry
-from pipeline.store import Store
+from pipeline.image.decode import decode_into
+from pipeline.store.geometry import Geometry
+from pipeline.store.reader import Store
 from trainer.main import main as train
 from trainer.models import build_model
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipeline.conversion import convert
-    from pipeline.store import open_store
+    from pipeline.conversion.api import convert
+    from pipeline.store.reader import open_store
 
 __all__ = ["convert", "open_store"]
 __version__ = "0.1.0"
 
-_EXPORTS = {"convert": "pipeline.conversion", "open_store": "pipeline.store"}
+_EXPORTS = {"convert": "pipeline.conversion.api", "open_store": "pipeline.store.reader"}
 
 
 def __getattr__(name: str) -> Any:

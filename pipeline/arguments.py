@@ -11,10 +11,10 @@ from typing import Any
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, set_parsing_settings
 
 from pipeline import __version__
-from pipeline.backends import BACKENDS
+from pipeline.conversion.backends import BACKENDS
 from pipeline.errors import UsageError
-from pipeline.geometry import CHANNELS, FILTERS, FITS
 from pipeline.sources import SOURCE_KINDS as ALL_KINDS
+from pipeline.store.geometry import CHANNELS, FILTERS, FITS
 
 PROG = "python -m pipeline"
 CODECS = ("none", "zstd", "blosc", "max")

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from jsonargparse import Namespace
 
 from pipeline.arguments import PROG, make_parser
+from pipeline.conversion.workdir import Workspace, store_paths
 from pipeline.errors import Error, UsageError
-from pipeline.words import counted, printable
-from pipeline.workspace import Workspace, store_paths
+from pipeline.text import counted, printable
 
 SCRIPT = "efficient-imagenet"  # the same as an installed command, which shells can complete
 INTERRUPTED = 130  # 128 + SIGINT, as shells do
@@ -29,7 +29,7 @@ def _out(text: str) -> None:
 
 
 def _run_convert(args: Namespace) -> None:
-    from pipeline.conversion import DEFAULT_MAX_PIXELS, convert
+    from pipeline.conversion.api import DEFAULT_MAX_PIXELS, convert
 
     options = args.as_dict()
     for name in ("debug", "command"):
@@ -50,7 +50,7 @@ def _sizes(texts: Sequence[str] | None) -> list[int]:
 
 
 def _run_commit(args: Namespace) -> None:
-    from pipeline.commit import commit
+    from pipeline.conversion.commit import commit
 
     report = commit(args.dst, on_error=args.on_error, quiet=args.quiet)
     if not args.quiet:
@@ -58,14 +58,14 @@ def _run_commit(args: Namespace) -> None:
 
 
 def _run_info(args: Namespace) -> None:
-    from pipeline.info import software_info, software_text, store_info, store_text
+    from pipeline.commands.info import software_info, software_text, store_info, store_text
 
     value, text = (store_info(args.store), store_text) if args.store else (software_info(), software_text)
     _out(json.dumps(value, indent=2) if args.json else text(value))
 
 
 def _run_verify(args: Namespace) -> None:
-    from pipeline.verify import check, result_text, verify
+    from pipeline.commands.verify import check, result_text, verify
 
     result = verify(args.store, against=args.against, sample=args.sample, source=args.source, quiet=args.quiet)
     _out(json.dumps(result, indent=2) if args.json else result_text(result))
@@ -73,19 +73,19 @@ def _run_verify(args: Namespace) -> None:
 
 
 def _run_copy(args: Namespace) -> None:
-    from pipeline.recode import copy_store
+    from pipeline.commands.copy_store import copy_store
 
     copy_store(args.store, args.dst, codec=args.codec, n_jobs=args.n_jobs, quiet=args.quiet)
 
 
 def _run_report(args: Namespace) -> None:
-    from pipeline.report import write_report
+    from pipeline.commands.report import write_report
 
     _out(str(write_report(args.store, args.out)))
 
 
 def _run_bench(args: Namespace) -> None:
-    benchmark = importlib.import_module("pipeline.benchmark")  # needs the extra `train`
+    benchmark = importlib.import_module("trainer.bench.command")  # needs the extra `train`
     result = benchmark.bench(args.store)
     _out(json.dumps(result, indent=2) if args.json else benchmark.bench_text(result))
 

@@ -8,7 +8,7 @@ from types import TracebackType
 
 from tqdm import tqdm
 
-from pipeline.words import counted, duration, printable
+from pipeline.text import counted, duration, printable
 
 LINE_SECONDS = 10.0
 

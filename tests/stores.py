@@ -9,9 +9,16 @@ from pathlib import Path
 import numpy as np
 from zarr.storage import LocalStore
 
-from pipeline.geometry import Geometry
 from pipeline.sources.base import pack_keys
-from pipeline.writer import SplitArrays, channel_statistics, root_attributes, split_attributes, write_group, write_split
+from pipeline.store.geometry import Geometry
+from pipeline.store.writer import (
+    SplitArrays,
+    channel_statistics,
+    root_attributes,
+    split_attributes,
+    write_group,
+    write_split,
+)
 
 
 def make_images(num: int, size: int = 8, channels: int = 3, seed: int = 0) -> np.ndarray:

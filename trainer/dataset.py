@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from pipeline.errors import StoreError, UsageError
-from pipeline.maps import will_need
-from pipeline.store import Split, Store, open_store
-from trainer.kernel import copy_crops_numpy
+from pipeline.store.maps import will_need
+from pipeline.store.reader import Split, Store, open_store
 from trainer.order import DEFAULT_WINDOW, centre_offsets, check_seed, crop_offsets, epoch_order
-from trainer.readahead import DiskWatch
+from trainer.reading.copy_crops import copy_crops_numpy
+from trainer.reading.read_ahead import DiskWatch
 
 ORDERS = ("random", "windowed")
 

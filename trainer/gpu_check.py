@@ -24,15 +24,15 @@ from torch import Tensor
 
 from pipeline import convert
 from pipeline.errors import Error
-from pipeline.machine import on_cores
 from trainer.augment import Pixels
+from trainer.bench.machine import on_cores
 from trainer.config import Config
 from trainer.dataset import RankPartitionedDataset
 from trainer.loader import Loader
 from trainer.metrics import peak_memory_bytes
 from trainer.models import build_model
 from trainer.ranks import Ranks, device_name
-from trainer.session import make_optimizer
+from trainer.setup import make_optimizer
 
 
 @dataclass(frozen=True)

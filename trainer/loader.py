@@ -13,12 +13,12 @@ import numpy as np
 import torch
 
 from pipeline.errors import UsageError
-from pipeline.store import UNLABELLED
+from pipeline.store.reader import UNLABELLED
 from trainer.dataset import RankPartitionedDataset
-from trainer.kernel import compiled, copy_crops, copy_crops_numpy
 from trainer.order import ORDER_VERSION
-from trainer.readahead import ReadAhead
-from trainer.ring import Ring
+from trainer.reading.batch_pool import Ring
+from trainer.reading.copy_crops import compiled, copy_crops, copy_crops_numpy
+from trainer.reading.read_ahead import ReadAhead
 
 
 class Loader:

@@ -14,10 +14,10 @@ import torch
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from pipeline.atomic import atomic_file, write_bytes
 from pipeline.errors import Error
-from pipeline.words import duration
-from trainer.runs import METRICS, append_json_line, json_lines
+from pipeline.store.atomic import atomic_file, write_bytes
+from pipeline.text import duration
+from trainer.report.records import METRICS, append_json_line, json_lines
 
 
 def peak_memory_bytes(device: torch.device) -> int:

@@ -17,20 +17,20 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from pipeline.atomic import write_bytes
 from pipeline.errors import UsageError
-from pipeline.words import counted
+from pipeline.store.atomic import write_bytes
+from pipeline.text import counted
 from trainer.augment import make_mix
-from trainer.checkpoint import LAST, PREVIOUS, RunFolder, unwritable
 from trainer.config import Config, dump
 from trainer.loader import Loader
 from trainer.metrics import Metrics, peak_memory_bytes
 from trainer.models import load_weights
-from trainer.provenance import record_start
 from trainer.ranks import Ranks, device_name, from_rank_0, gather
-from trainer.runs import config_text
-from trainer.session import Session, learning_rate, make_optimizer
-from trainer.watch import BROKEN, GO, STOP, LossWatch, Signals, Stopped
+from trainer.report.provenance import record_start
+from trainer.report.records import config_text
+from trainer.run_folder import LAST, PREVIOUS, RunFolder, unwritable
+from trainer.setup import Session, learning_rate, make_optimizer
+from trainer.stop import BROKEN, GO, STOP, LossWatch, Signals, Stopped
 
 
 def evaluate_only(config: Config, ranks: Ranks, device: torch.device, say: Callable[[str], None]) -> None:

@@ -24,7 +24,7 @@ from pipeline.sources.sequence import open_sequence
 from pipeline.sources.tar import open_tar
 from pipeline.sources.torchvision_sets import open_torchvision
 from pipeline.sources.webdataset import open_webdataset
-from pipeline.words import counted
+from pipeline.text import counted
 
 __all__ = ["SOURCE_KINDS", "UNLABELLED", "Source", "SourceSet", "open_source"]
 

@@ -1,8 +1,8 @@
 """The protocol of sources: what a dataset on disk must offer to be converted.
 
 A `SourceSet` is the whole of SRC (classes and splits), a `Source` is one split of it. A source keeps everything that
-it knows per sample in numpy arrays, never in lists: `pipeline.handover` writes it once into the work folder and each
-worker maps it, so that an index of 1.3 million samples costs no memory per worker.
+it knows per sample in numpy arrays, never in lists: a conversion writes it once into the work folder and each worker
+maps it, so that an index of 1.3 million samples costs no memory per worker.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ With SRC `photos` the class of `photos/stuff/cat/1.jpg` is `stuff`, with SRC `ph
 from __future__ import annotations
 
 from pipeline.sources import names
-from pipeline.words import counted
+from pipeline.text import counted
 
 _CLASSES_NAMED = 3
 

@@ -16,7 +16,7 @@ import numpy as np
 from pipeline.errors import UsageError
 from pipeline.sources import names
 from pipeline.sources.labels import LabelColumn
-from pipeline.words import counted
+from pipeline.text import counted
 
 NAME = "ILSVRC2012_devkit_t12"
 META = "data/meta.mat"

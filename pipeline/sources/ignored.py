@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from pipeline.sources import names
-from pipeline.words import counted
+from pipeline.text import counted
 
 NO_CLASS_ARCHIVE = "not a class archive"
 NO_IMAGE = "sample without an image"

@@ -20,7 +20,7 @@ from pipeline.sources.base import SourceSet
 from pipeline.sources.folder import build, scan
 from pipeline.sources.ignored import Ignored
 from pipeline.sources.labels import LabelColumn
-from pipeline.words import counted
+from pipeline.text import counted
 
 SOLUTION, MAPPING = "LOC_val_solution.csv", "LOC_synset_mapping.txt"
 _SPLITS = ("train", "val", "test")

@@ -16,7 +16,7 @@ import numpy as np
 
 from pipeline.errors import UsageError
 from pipeline.sources.base import UNLABELLED
-from pipeline.words import counted
+from pipeline.text import counted
 
 MAX_CLASSES = 1_000_000
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")

@@ -123,7 +123,7 @@ def image_array(image: Any) -> np.ndarray:
         BadSample: another dtype or shape, or an image opened from a damaged file.
     """
     if hasattr(image, "getbands"):  # a PIL image, without importing PIL
-        from pipeline.modes import image_to_array
+        from pipeline.image.pixel_modes import image_to_array
 
         try:
             return image_to_array(image)

@@ -27,10 +27,10 @@ import numpy as np
 from PIL import Image
 from zarr.storage import LocalStore
 
-from pipeline.geometry import Geometry
-from pipeline.report import write_report
+from pipeline.commands.report import write_report
 from pipeline.sources.base import pack_keys
-from pipeline.writer import SplitArrays, root_attributes, split_attributes, write_group, write_split
+from pipeline.store.geometry import Geometry
+from pipeline.store.writer import SplitArrays, root_attributes, split_attributes, write_group, write_split
 
 SIZE = 256
 CHUNK_IMAGES = 100_000_000 // (SIZE * SIZE * 3)

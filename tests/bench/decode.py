@@ -34,8 +34,9 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from pipeline import decode, resizer
-from pipeline.geometry import Geometry
+from pipeline.image import decode
+from pipeline.image import resize as resizer
+from pipeline.store.geometry import Geometry
 
 
 def load_images(path: Path | None, count: int) -> list[bytes]:

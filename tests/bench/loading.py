@@ -37,12 +37,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.machine import describe, run_threads
 from tests.bench.peers import BATCH, CROP, PEERS, Images
 from tests.bench.synthetic import random_store
+from trainer.bench.machine import describe, run_threads
 from trainer.dataset import RankPartitionedDataset
-from trainer.kernel import aligned_empty, copy_crops
 from trainer.loader import Loader
+from trainer.reading.copy_crops import aligned_empty, copy_crops
 
 OURS = "Efficient ImageNet, 1 thread"
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from pipeline.store import Split
+from pipeline.store.reader import Split
 
 BATCH, CROP = 256, 224
 Epoch = Callable[[], Iterable[Any]]

@@ -19,8 +19,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from pipeline.machine import describe, on_cores
 from tests.bench.synthetic import random_store
+from trainer.bench.machine import describe, on_cores
 
 MAIN = Path(__file__).parent.parent.parent / "trainer" / "main.py"
 

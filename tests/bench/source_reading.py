@@ -26,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.plan import slot_order
+from pipeline.conversion.plan import slot_order
 from pipeline.sources import Source, open_source
 
 MEAN_BYTES = 110_000

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from zarr.storage import LocalStore
 
-from pipeline.geometry import Geometry
 from pipeline.sources.base import pack_keys
-from pipeline.writer import SplitArrays, root_attributes, split_attributes, write_group, write_split
+from pipeline.store.geometry import Geometry
+from pipeline.store.writer import SplitArrays, root_attributes, split_attributes, write_group, write_split
 
 
 def random_store(

@@ -16,11 +16,11 @@ from stores import make_images, make_store
 from torch.utils.data import DataLoader
 
 from pipeline.errors import StoreError, StoreNotFoundError, UsageError
-from pipeline.store import open_store
+from pipeline.store.reader import open_store
 from trainer import dataset as dataset_module
 from trainer.dataset import RankPartitionedDataset
 from trainer.order import crop_offsets, epoch_order
-from trainer.readahead import QUIET_BATCHES
+from trainer.reading.read_ahead import QUIET_BATCHES
 
 NUM, BAD = 53, [3, 17, 52]
 IMAGES = make_images(NUM, 12)
@@ -269,7 +269,7 @@ def test_cold_data_is_asked_for_and_warm_data_is_not(store, monkeypatch):
     monkeypatch.setattr(dataset_module, "will_need", lambda addresses, extent: asked.append(len(addresses)))
     data = RankPartitionedDataset(store, crop=5)
     cold = True
-    monkeypatch.setattr("trainer.readahead.disk_reads", lambda: next(reads) if cold else -1)
+    monkeypatch.setattr("trainer.reading.read_ahead.disk_reads", lambda: next(reads) if cold else -1)
     for _ in range(20):
         data.__getitems__([0, 1, 2])
     assert asked == [3] * 20

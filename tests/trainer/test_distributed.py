@@ -35,13 +35,13 @@ from training_runs import (
 )
 
 from trainer.augment import Pixels
-from trainer.checkpoint import read_checkpoint
 from trainer.config import Config
 from trainer.dataset import RankPartitionedDataset
 from trainer.evaluation import evaluate
 from trainer.loader import Loader
 from trainer.models import build_model, use_sync_bn
 from trainer.ranks import Ranks, process_group
+from trainer.run_folder import read_checkpoint
 
 WORLD = 4
 CPU = torch.device("cpu")

@@ -28,7 +28,7 @@ from training_runs import (
     wait_until,
 )
 
-from trainer.checkpoint import read_checkpoint
+from trainer.run_folder import read_checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

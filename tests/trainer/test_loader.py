@@ -26,9 +26,9 @@ from stores import make_images, make_store
 
 from pipeline.errors import UsageError
 from trainer import loader as loader_module
-from trainer import readahead
 from trainer.dataset import RankPartitionedDataset
 from trainer.loader import Loader
+from trainer.reading import read_ahead as readahead
 
 NUM, BAD = 131, [0, 64, 130]
 IMAGES = make_images(NUM, 12)
@@ -657,7 +657,7 @@ LIMIT_SCRIPT = """
 import resource, sys
 import numpy as np, torch
 from trainer.dataset import RankPartitionedDataset
-from trainer.kernel import compiled
+from trainer.reading.copy_crops import compiled
 from trainer.loader import Loader
 torch.set_num_threads(1)
 compiled()
@@ -688,7 +688,7 @@ def test_data_twice_the_size_of_memory(tmp_path):
 FLAT_SCRIPT = """
 import torch
 from trainer.dataset import RankPartitionedDataset
-from trainer.kernel import compiled
+from trainer.reading.copy_crops import compiled
 from trainer.loader import Loader
 
 def private() -> int:

@@ -19,13 +19,14 @@ from stores import make_store
 from training_runs import flags, metrics, quadrant_images, quadrant_store, refusal, run_here
 
 from pipeline.errors import UsageError
-from trainer import checkpoint as checkpoint_module
-from trainer import evaluation, main, watch
-from trainer.checkpoint import read_checkpoint
+from trainer import evaluation, main
+from trainer import run_folder as checkpoint_module
+from trainer import stop as watch
 from trainer.config import Config
 from trainer.metrics import draw_curves
-from trainer.session import Batching, learning_rate
-from trainer.watch import LossWatch
+from trainer.run_folder import read_checkpoint
+from trainer.setup import Batching, learning_rate
+from trainer.stop import LossWatch
 
 
 @pytest.fixture(autouse=True)
@@ -345,7 +346,7 @@ def test_a_full_disk_during_the_run_is_the_last_word(
 
 def test_curves_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line = {"epoch": 1, "train_loss": 1.0, "val_loss": 1.0, "val_top1": 0.5, "val_top5": None}
-    monkeypatch.setattr("pipeline.atomic.os.fsync", no_space)
+    monkeypatch.setattr("pipeline.store.atomic.os.fsync", no_space)
     with pytest.raises(OSError, match="No space"):
         draw_curves(tmp_path / "curves.png", [line])
     assert os.listdir(tmp_path) == []

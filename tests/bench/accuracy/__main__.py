@@ -27,14 +27,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.atomic import write_bytes, write_json
 from pipeline.errors import Error
-from pipeline.machine import describe
-from pipeline.store import open_store
+from pipeline.store.atomic import write_bytes, write_json
+from pipeline.store.reader import open_store
 from tests.bench.accuracy.arms import ARMS, EVAL_SIZE, Settings, store_path
 from tests.bench.accuracy.data import make_originals, make_stores
 from tests.bench.accuracy.run import kept, run_and_keep
 from tests.bench.accuracy.summary import draw, put_into, table
+from trainer.bench.machine import describe
 
 REDUCED = Settings(train=32, val=8, epochs=3, global_batch=16)
 REDUCED_ARMS = ("ordinary-0.08", "growing-rrc")

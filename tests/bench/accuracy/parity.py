@@ -31,14 +31,14 @@ from torch import Tensor, nn
 from torchvision.transforms import v2
 
 from pipeline import convert
-from pipeline.atomic import write_json
 from pipeline.errors import Error, UsageError
-from pipeline.geometry import FILTERS
-from pipeline.machine import describe
-from pipeline.store import open_store
+from pipeline.store.atomic import write_json
+from pipeline.store.geometry import FILTERS
+from pipeline.store.reader import open_store
 from tests.bench.accuracy.data import read_images
 from tests.bench.accuracy.summary import put_into
 from trainer.augment import Pixels
+from trainer.bench.machine import describe
 from trainer.config import Config
 from trainer.dataset import RankPartitionedDataset
 from trainer.evaluation import evaluate

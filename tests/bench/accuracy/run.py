@@ -17,14 +17,14 @@ from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import default_loader
 from torchvision.transforms import v2
 
-from pipeline.atomic import write_json
+from pipeline.store.atomic import write_json
 from tests.bench.accuracy.arms import CROP, EVAL_SIZE, SIZES, Settings, arm, store_path
 from trainer import models
 from trainer.dataset import RankPartitionedDataset
 from trainer.evaluation import evaluate
 from trainer.loader import Loader
 from trainer.ranks import Ranks
-from trainer.session import Session
+from trainer.setup import Session
 from trainer.training import Run
 
 NARROW = "resnet_small_narrow"

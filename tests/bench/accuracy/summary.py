@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipeline.atomic import write_bytes
 from pipeline.errors import UsageError
+from pipeline.store.atomic import write_bytes
 from tests.bench.accuracy.arms import BASE, CROP, EVAL_SIZE, FAMILIES, Arm, arm
 
 COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7")

@@ -13,8 +13,8 @@ from layouts import samples, write_files
 from PIL import Image
 
 from pipeline import convert
+from pipeline.commands.info import store_info, store_text
 from pipeline.errors import BadSample, Error, UsageError
-from pipeline.info import store_info, store_text
 from pipeline.sources import UNLABELLED, open_source, parquet
 
 pa = pytest.importorskip("pyarrow")

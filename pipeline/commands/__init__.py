@@ -1,0 +1,1 @@
+"""What is done with a finished store: info, verify, copy, report. One command, one file."""

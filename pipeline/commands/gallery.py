@@ -1,0 +1,89 @@
+"""Pictures for the report: random samples of a split as small images that a page can hold in itself."""
+
+from __future__ import annotations
+
+import base64
+import io
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+from pipeline.commands.survey import SplitSurvey, check_chunks
+from pipeline.store.reader import BAD_LABEL, Split
+
+THUMB_PIXELS = 160
+PIXEL_ART = 40
+"""Images up to this side are kept as they are, without loss."""
+JPEG_QUALITY = 75
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A sample to show: its slot and its image as a data URI."""
+
+    slot: int
+    uri: str
+
+
+def data_uri(image: np.ndarray) -> str:
+    """uint8 (H, W, C), C 1 or 3, as a data URI: PNG up to `PIXEL_ART`, above JPEG of at most `THUMB_PIXELS`."""
+    picture = Image.fromarray(image[..., 0] if image.shape[2] == 1 else image)
+    side = max(picture.size)
+    file = io.BytesIO()
+    if side <= PIXEL_ART:
+        picture.save(file, "PNG", optimize=True)
+        kind = "png"
+    else:
+        if side > THUMB_PIXELS:
+            picture = picture.resize((THUMB_PIXELS, THUMB_PIXELS), Image.Resampling.LANCZOS)
+        picture.save(file, "JPEG", quality=JPEG_QUALITY, optimize=True)
+        kind = "jpeg"
+    return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def choose_pictures(survey: SplitSurvey, most: int, most_bytes: int, rng: np.random.Generator) -> list[Picture]:
+    """Random served samples, and a check of some random chunks on the way.
+
+    A compressed split's samples come from the checked chunks, as each must be decompressed whole.
+
+    Args:
+        survey: of the split; what the check finds is noted in it.
+        most: samples.
+        most_bytes: of their data URIs together; samples beyond are left out.
+
+    Returns:
+        Pictures in ascending order of labels, then slots.
+    """
+    split = survey.split
+    kept: dict[int, np.ndarray] = {}
+
+    def look(chunk: int, images: np.ndarray) -> None:
+        first = chunk * split.chunk_images
+        slots = np.flatnonzero(split.labels[first : first + len(images)] != BAD_LABEL)
+        for position in rng.permutation(slots)[:most].tolist():
+            kept[first + position] = images[position].copy()
+
+    check_chunks(survey, rng, look)
+    if split.is_raw:
+        slots = split.valid_slots
+        slots = slots[np.isin(slots // split.chunk_images, survey.good_chunks)]
+    else:
+        slots = np.array(sorted(kept), np.int64)
+    chosen = rng.choice(slots, min(most, len(slots)), replace=False).tolist()
+    pictures, used = [], 0
+    for slot in chosen:
+        uri = data_uri(_read_image(split, slot) if split.is_raw else kept[slot])
+        used += len(uri)
+        if used > most_bytes:
+            break
+        pictures.append(Picture(slot, uri))
+    return sorted(pictures, key=lambda picture: (int(split.labels[picture.slot]), picture.slot))
+
+
+def _read_image(split: Split, slot: int) -> np.ndarray:
+    """uint8 (H, W, C), read from its file: mapping thousands of chunks for a few images would be slower."""
+    chunk, position = divmod(slot, split.chunk_images)
+    with open(split.chunk_path(chunk), "rb") as file:
+        file.seek(position * split.image_bytes)
+        return np.fromfile(file, np.uint8, split.image_bytes).reshape(split.image_shape)

@@ -1,0 +1,286 @@
+"""What is in a split, in figures: classes, original sizes, bad samples, bytes, and checks that are quick to make."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from pipeline.errors import StoreError
+from pipeline.store.reader import BAD_LABEL, SMALL_ARRAYS, UNLABELLED, Split
+from pipeline.store.writer import sample_fingerprint
+
+QUANTILES = (0.0, 0.05, 0.5, 0.95, 1.0)
+MOST_BINS = 40
+CHECKED_CHUNKS = 4
+CHECKED_BYTES = 400_000_000
+"""At most so many chunks, and chunks of so many bytes but at least one, are hashed for each split."""
+
+
+@dataclass(frozen=True)
+class ClassSurvey:
+    """Served samples per class.
+
+    Attributes:
+        counts: int64 (classes,), by label.
+        num_unlabelled: served samples without a label.
+    """
+
+    counts: np.ndarray
+    num_unlabelled: int
+
+    @property
+    def num_labelled(self) -> int:
+        return int(self.counts.sum())
+
+    @cached_property
+    def by_size(self) -> np.ndarray:
+        """int64 (classes,): labels, the largest class first, equal ones by label."""
+        return np.argsort(-self.counts, kind="stable")
+
+    @property
+    def empty(self) -> np.ndarray:
+        """Labels of the classes without a sample, ascending."""
+        return np.flatnonzero(self.counts == 0)
+
+    def quantiles(self) -> list[int]:
+        """Samples per class at `QUANTILES`; each is the size of some class."""
+        return quantiles(self.counts)
+
+
+@dataclass(frozen=True)
+class SizeSurvey:
+    """Original sizes of the served samples.
+
+    Attributes:
+        sizes: int32 (n, 2), height and width, all above 0.
+        target: side S of the stored images.
+        fit: as in the geometry: decides which side is resized to S.
+    """
+
+    sizes: np.ndarray
+    target: int
+    fit: str
+
+    @cached_property
+    def common(self) -> list[tuple[int, int, int]]:
+        """(height, width, number) of the most frequent sizes, at most three, and how many sizes there are."""
+        values, numbers = self._distinct
+        top = np.argsort(-numbers, kind="stable")[:3]
+        return [(int(values[i] >> 32), int(values[i] & 0xFFFFFFFF), int(numbers[i])) for i in top]
+
+    @cached_property
+    def _distinct(self) -> tuple[np.ndarray, np.ndarray]:
+        sizes = self.sizes.astype(np.int64)
+        return np.unique(sizes[:, 0] << 32 | sizes[:, 1], return_counts=True)
+
+    @property
+    def num_distinct(self) -> int:
+        return len(self._distinct[0])
+
+    @cached_property
+    def short(self) -> np.ndarray:
+        """int32 (n,): the shorter side."""
+        return self.sizes.min(axis=1)
+
+    @cached_property
+    def long(self) -> np.ndarray:
+        """int32 (n,): the longer side."""
+        return self.sizes.max(axis=1)
+
+    @cached_property
+    def aspect(self) -> np.ndarray:
+        """float64 (n,): width / height."""
+        return self.sizes[:, 1] / self.sizes[:, 0]
+
+    @property
+    def num_enlarged(self) -> int:
+        """Images with too few pixels for the stored size, which had to be enlarged in some direction."""
+        side = self.long if self.fit == "pad" else self.short
+        return int(np.count_nonzero(side < self.target))
+
+    def histogram(self) -> tuple[list[float], list[int]]:
+        """(edges (b+1,), numbers (b,)) of the shorter side; bins are equal on a logarithmic scale."""
+        edges = log_edges(int(self.short.min()), int(self.short.max()))
+        return edges.tolist(), np.histogram(self.short, edges)[0].tolist()
+
+    def heat_map(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(numbers int (rows, columns), edges of heights (rows+1,), edges of widths (columns+1,))."""
+        rows, columns = (log_edges(int(side.min()), int(side.max())) for side in self.sizes.T)
+        cells = np.histogram2d(self.sizes[:, 0], self.sizes[:, 1], (rows, columns))[0]
+        return cells.astype(np.int64), rows, columns
+
+
+def quantiles(values: np.ndarray) -> list[Any]:
+    """Values at `QUANTILES` of a non-empty array; each is one of the array's."""
+    return np.quantile(values, QUANTILES, method="inverted_cdf").tolist()
+
+
+def log_edges(low: int, high: int) -> np.ndarray:
+    """float64: at most `MOST_BINS` bins, equal on a logarithmic scale, that hold all whole numbers from low to high.
+
+    Ends lie between whole numbers, so that no value falls on an edge by design.
+    """
+    start, stop = low - 0.5, high + 0.5
+    octaves = math.log2(stop / start)
+    bins = min(MOST_BINS, max(1, high - low + 1), max(8, round(octaves * 8)))
+    return np.geomspace(start, stop, bins + 1)
+
+
+@dataclass(frozen=True)
+class DiskUse:
+    """Bytes of a split's files."""
+
+    image_bytes: int
+    array_bytes: int
+    """Small arrays and metadata."""
+    padding_bytes: int
+    """Zeros at the end of the last chunk, before any codec."""
+    raw_bytes: int
+    """What the image chunks would take without a codec."""
+
+    @property
+    def total_bytes(self) -> int:
+        return self.image_bytes + self.array_bytes
+
+
+@dataclass
+class SplitSurvey:
+    """Everything that the report says of a split, but for the pictures.
+
+    Attributes:
+        bad_reasons: reason code -> bad samples, most frequent first.
+        sizes: None where no served sample has a size.
+        problems: one line each; damage that was found.
+        passed: one line each; checks without a finding.
+        good_chunks: int64, chunks whose files are there in full.
+        checked_chunks: chunks that were hashed, ascending.
+    """
+
+    split: Split
+    classes: ClassSurvey
+    sizes: SizeSurvey | None
+    disk: DiskUse
+    bad_reasons: dict[str, int]
+    good_chunks: np.ndarray
+    problems: list[str] = field(default_factory=list)
+    passed: list[str] = field(default_factory=list)
+    checked_chunks: list[int] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.split.name
+
+    @property
+    def num_bad(self) -> int:
+        return self.split.num_samples - self.split.num_valid
+
+
+def survey_split(split: Split, num_classes: int, fit: str) -> SplitSurvey:
+    """Count everything, and check files, small arrays and the fingerprint. Reads no images.
+
+    Raises:
+        StoreError: the small arrays or the metadata are damaged, so that nothing can be said.
+    """
+    problems = split.problems()
+    try:
+        arrays = {name: split.small_array(name) for name in SMALL_ARRAYS}
+    except StoreError:
+        split.check_files()  # says so, and what to do
+        raise
+    labels = arrays["labels"]
+    if labels.shape != (split.num_samples,) or arrays["source_size"].shape != (split.num_samples, 2):
+        raise StoreError(f"{split.path}: labels or source_size of another length; run `python -m pipeline verify`")
+    if labels.size and int(labels.max()) >= num_classes:
+        problems.append(f"{split.path / 'labels'}: label {labels.max()} is outside the {num_classes:,} classes")
+    served = labels != BAD_LABEL
+    inside = labels[(labels >= 0) & (labels < num_classes)]
+    classes = ClassSurvey(np.bincount(inside, minlength=num_classes), int(np.count_nonzero(labels == UNLABELLED)))
+    sizes = arrays["source_size"][served]
+    sizes = sizes[(sizes > 0).all(axis=1)]
+    sizes_survey = SizeSurvey(sizes, split.image_shape[0], fit) if len(sizes) else None
+    bad = Counter(str(entry["reason"]) for entry in split.attrs.get("bad_samples", ()))
+    found, good = _files(split)
+    survey = SplitSurvey(split, classes, sizes_survey, found, dict(bad.most_common()), good, problems)
+    _check_arrays(survey, arrays)
+    return survey
+
+
+def _files(split: Split) -> tuple[DiskUse, np.ndarray]:
+    """What the files take, and int64 numbers of the chunks that are there in full."""
+    files = {entry.name: entry.stat().st_size for entry in os.scandir(split.path / "images")}
+    chunks = [split.chunk_path(chunk).name for chunk in range(split.num_chunks)]
+    sizes = np.array([files.get(name, 0) for name in chunks], np.int64)
+    good = np.flatnonzero(sizes == split.chunk_bytes if split.is_raw else sizes > 0)
+    folders = [split.path, split.path / "images", *(split.path / name for name in SMALL_ARRAYS)]
+    others = sum((folder / "zarr.json").stat().st_size for folder in folders)
+    others += sum(split.small_array(name).nbytes for name in SMALL_ARRAYS)
+    padding = (split.num_chunks * split.chunk_images - split.num_samples) * split.image_bytes
+    return DiskUse(int(sizes.sum()), others, padding, split.num_chunks * split.chunk_bytes), good
+
+
+def _check_arrays(survey: SplitSurvey, arrays: dict[str, np.ndarray]) -> None:
+    """Note whether all files are there, and whether the small arrays and the fingerprint are the stored ones."""
+    split, num = survey.split, len(survey.problems)
+    if not num:
+        kind = "in full size" if split.is_raw else "and not empty"
+        files = f"all {split.num_chunks:,} chunk files are" if split.num_chunks != 1 else "the only chunk file is"
+        survey.passed.append(f"{files} there, {kind}")
+    stored = split.attrs.get("sha256", {})
+    for name, array in arrays.items():
+        if hashlib.sha256(array.tobytes()).hexdigest() != stored.get(name):
+            survey.problems.append(f"{split.path / name}: altered (SHA-256 differs from the one in zarr.json)")
+    if sample_fingerprint(arrays["labels"], arrays["keys"], arrays["key_offsets"]) != split.fingerprint:
+        survey.problems.append(f"{split.path / 'zarr.json'}: sample_fingerprint doesn't fit labels and keys")
+    if len(survey.problems) == num:
+        survey.passed.append("labels, keys, sizes and digests are unaltered, and fit the sample fingerprint (SHA-256)")
+
+
+def check_chunks(survey: SplitSurvey, rng: np.random.Generator, look: Callable[[int, np.ndarray], None]) -> None:
+    """Hash a few random chunks and note the result.
+
+    Args:
+        look: called with each chunk of a compressed split once it's in memory: its number and uint8 (n, H, W, C).
+    """
+    split = survey.split
+    most = min(CHECKED_CHUNKS, max(1, CHECKED_BYTES // split.chunk_bytes), len(survey.good_chunks))
+    survey.checked_chunks = sorted(rng.choice(survey.good_chunks, most, replace=False).tolist())
+    num = len(survey.problems)
+    for chunk in survey.checked_chunks:
+        try:
+            digest = _hash_raw(split, chunk) if split.is_raw else _hash_compressed(split, chunk, look)
+        except (OSError, ValueError, RuntimeError) as error:
+            survey.problems.append(f"{split.chunk_path(chunk)}: can't be read ({error})")
+            continue
+        if digest != split.digests[chunk].tobytes():
+            survey.problems.append(f"{split.chunk_path(chunk)}: altered (SHA-256 differs from the one in digests)")
+    if survey.checked_chunks and len(survey.problems) == num:
+        which = f"of {most:,} random chunks out of {split.num_chunks:,}"
+        if most == split.num_chunks:
+            which = f"of all {most:,} chunks" if most > 1 else "of the only chunk"
+        survey.passed.append(f"the pixels {which} are unaltered (SHA-256)")
+
+
+def _hash_raw(split: Split, chunk: int) -> bytes:
+    with open(split.chunk_path(chunk), "rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+def _hash_compressed(split: Split, chunk: int, look: Callable[[int, np.ndarray], None]) -> bytes:
+    import zarr
+
+    first = chunk * split.chunk_images
+    array: Any = zarr.open_array(str(split.path / "images"), mode="r")
+    images = np.ascontiguousarray(array[first : first + split.chunk_images])
+    look(chunk, images)
+    digest = hashlib.sha256(images)
+    for _ in range(split.chunk_images - len(images)):
+        digest.update(bytes(split.image_bytes))
+    return digest.digest()

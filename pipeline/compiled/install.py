@@ -1,0 +1,224 @@
+"""Installs pillow-simd's resize beside Pillow, then checks the result: `python -m pipeline.compiled.install`.
+
+    1. Makes sure that Pillow alone owns the folder PIL (repairs an installation with pillow-simd laid over it).
+    2. On Linux on x86-64 with a C compiler, gets pillow-simd's source, compiles its resize (`resize.c` here),
+       with AVX2 where this processor has it, and installs that as the distribution `pillow-simd-resize`, one small
+       library in a folder of its own. Takes some ten seconds; does nothing when it is there already.
+    3. Checks everything in a fresh process: `python -m pipeline.image.resize` and `pip check`.
+
+No headers but the C library's are needed. Without a compiler, or when something fails, Pillow resizes: a line says
+what is lost, and the exit code is 0. Exit code 1: PIL itself is broken. `pipeline/image/resize.py` says why pillow-simd
+isn't laid over Pillow.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.metadata
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+
+from pipeline.compiled.packages import (
+    SIMD_MODULE,
+    SIMD_NAME,
+    SIMD_SOURCES,
+    SimdVersion,
+    cpu_flags,
+    file_problems,
+    installed_simd,
+    pil_owners,
+    source_digest,
+)
+
+RELEASE = "12.1.1.post0"
+SHA256 = "8e9694ec94c59d12f16753cbf48a3080266bdd704b0c51a630318c7a325625b1"
+METADATA = """\
+Metadata-Version: 2.1
+Name: {name}
+Version: {version}
+Summary: The resize of pillow-simd {release} as a library of its own, beside Pillow
+License: MIT-CMU
+"""
+WHEEL = """\
+Wheel-Version: 1.0
+Generator: efficient-imagenet
+Root-Is-Purelib: false
+Tag: {tag}
+"""
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+class BuildError(Exception):
+    """Why pillow-simd can't be had here."""
+
+
+def pip(*arguments: str, env: dict[str, str] | None = None) -> None:
+    """Run this interpreter's pip; BuildError with one line of its errors when it fails."""
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
+    done = subprocess.run(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    )
+    if done.returncode:
+        lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+        # The compiler's or setuptools' first error says more than pip's own, which come last.
+        errors = [line for line in lines if "error: " in line and "subprocess-exited" not in line]
+        errors = errors or lines[-1:] or ["no output"]
+        raise BuildError(f"pip {arguments[0]}: {errors[0][:200]}")
+
+
+def repair_pillow() -> None:
+    """Leave one owner of the folder PIL, Pillow, with the files of one release."""
+    owners = pil_owners()
+    version = importlib.metadata.version("pillow") if "pillow" in owners else None
+    if owners != ["pillow"]:
+        say(f"PIL belongs to {' and '.join(owners) or 'no package'}: leaving Pillow's files only")
+        if owners:
+            pip("uninstall", "--quiet", "--yes", *owners)
+    elif file_problems(importlib.metadata.distribution("pillow")):
+        say(f"PIL isn't as pillow {version} installed it: installing it again")
+    else:
+        return
+    pip("install", "--quiet", "--no-deps", "--force-reinstall", f"pillow=={version}" if version else "pillow")
+
+
+def wanted_version() -> SimdVersion:
+    """What this machine should have; BuildError when it can have none."""
+    if not sys.platform.startswith("linux") or platform.machine() not in ("x86_64", "AMD64"):
+        raise BuildError(f"pillow-simd is for Linux on x86-64, this is {sys.platform} on {platform.machine()}")
+    flags = cpu_flags()
+    for instructions in ("avx2", "sse4"):
+        version = SimdVersion(RELEASE, instructions, source_digest())
+        if version.cpu_flag in flags:
+            return version
+    raise BuildError("this processor lacks SSE4")
+
+
+def compiler() -> list[str]:
+    """The C compiler's command; BuildError where there is none."""
+    for name in [os.environ["CC"]] if os.environ.get("CC") else ["cc", "gcc", "clang"]:
+        command = shlex.split(name)
+        if shutil.which(command[0]):
+            return command
+    raise BuildError("no C compiler (on Debian or Ubuntu: apt-get install build-essential)")
+
+
+def fetch_source(folder: Path) -> Path:
+    """Download pillow-simd's source archive, check its SHA-256 and unpack what is needed; the folder it is in."""
+    requirement = folder / "requirement.txt"
+    requirement.write_text(f"pillow-simd=={RELEASE} --hash=sha256:{SHA256}\n")
+    arguments = ["--quiet", "--no-deps", "--no-binary", "pillow-simd", "--require-hashes", "-r", str(requirement)]
+    pip("download", *arguments, "--dest", str(folder))
+    source = folder / "libImaging"
+    source.mkdir()
+    with tarfile.open(next(folder.glob("pillow*simd-*.tar.gz"))) as archive:
+        for member in archive:
+            path = Path(member.name)
+            if member.isfile() and (path.parts[1:3] == ("src", "libImaging") or path.parts[1:] == ("LICENSE",)):
+                file = archive.extractfile(member)
+                assert file is not None
+                (source / path.name).write_bytes(file.read())
+    return source
+
+
+def build(version: SimdVersion, command: list[str], source: Path) -> Path:
+    """Compile the resize against pillow-simd's source; the library."""
+    library = source / "resize.so"
+    arguments = [
+        *(f"-m{version.instructions}", "-O2", "-g0", "-DNDEBUG", "-fwrapv"),
+        *("-shared", "-fPIC", "-I", str(source), "-I", str(SIMD_SOURCES), str(SIMD_SOURCES / "resize.c")),
+        # only what the resize reaches: the rest of pillow-simd's file needs the rest of pillow-simd
+        *("-fvisibility=hidden", "-ffunction-sections", "-Wl,--gc-sections", "-Wl,-s", "-Wl,--no-undefined"),
+        *("-o", str(library), "-lm"),
+    ]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, errors="replace")
+    if done.returncode:
+        lines = [line.strip() for line in done.stderr.splitlines() if "error" in line] or ["no output"]
+        raise BuildError(f"{command[0]}: {lines[0][:200]}")
+    return library
+
+
+def pack(version: SimdVersion, library: Path, licence: Path, folder: Path) -> Path:
+    """A wheel of `pillow-simd-resize` in `folder`, with the library and pillow-simd's licence; its path."""
+    info, tag = f"{SIMD_MODULE}-{version}.dist-info", f"py3-none-linux_{platform.machine()}"
+    metadata = METADATA.format(name=SIMD_NAME, version=version, release=version.release)
+    files = {
+        f"{SIMD_MODULE}/__init__.py": b'"""pillow-simd\'s resize as a library, loaded by pipeline.image.resize."""\n',
+        f"{SIMD_MODULE}/resize.so": library.read_bytes(),
+        f"{info}/licenses/LICENSE": licence.read_bytes(),
+        f"{info}/METADATA": metadata.encode(),
+        f"{info}/WHEEL": WHEEL.format(tag=tag).encode(),
+    }
+    record = "".join(
+        f"{name},sha256={base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b'=').decode()},{len(data)}\n"
+        for name, data in files.items()
+    )
+    files[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()
+    wheel = folder / f"{SIMD_MODULE}-{version}-{tag}.whl"
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return wheel
+
+
+def simd_works() -> bool:
+    """Whether a fresh process resizes with pillow-simd, and rightly."""
+    check = "sys.exit(bool(r.simd_problems()) or 'simd' not in r.resizer())"
+    code = f"import sys; from pipeline.image import resize as r; {check}"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def install() -> None:
+    """Install pillow-simd's resize for this machine; a BuildError says why not, and leaves none installed."""
+    try:
+        version = wanted_version()
+        if installed_simd() == version and simd_works():
+            return
+        command = compiler()
+        say(f"building pillow-simd's resize, {version}")
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            source = fetch_source(folder)
+            pack(version, build(version, command, source), source / "LICENSE", folder)
+            pip(
+                *("install", "--quiet", "--no-deps", "--no-index", "--force-reinstall"),
+                *("--find-links", str(folder), f"{SIMD_NAME}=={version}"),
+            )
+        if not simd_works():
+            raise BuildError("the library was built, but does not work")
+    except BuildError:
+        if installed_simd() is not None:
+            pip("uninstall", "--quiet", "--yes", SIMD_NAME)
+        raise
+
+
+def main() -> int:
+    try:
+        repair_pillow()
+        install()
+    except BuildError as error:
+        say(f"without pillow-simd: {error}")
+    return run_checks()
+
+
+def run_checks() -> int:
+    """Check PIL, resizer and dependencies in fresh processes, which print what they find; the exit code."""
+    modules = (["pipeline.image.resize"], ["pip", "--disable-pip-version-check", "check"])
+    codes = [subprocess.run([sys.executable, "-m", *module]).returncode for module in modules]
+    return int(any(codes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

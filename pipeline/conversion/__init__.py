@@ -1,0 +1,1 @@
+"""A source in, committed splits out: plan, workers, receipts, commit."""

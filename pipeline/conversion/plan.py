@@ -1,0 +1,263 @@
+"""What a conversion will write, split by split, and what identifies it: its keys, labels, geometry and recipe."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pipeline.conversion.workdir import SplitWork
+from pipeline.errors import Error
+from pipeline.sources.base import Source
+from pipeline.store.atomic import atomic_file, write_json
+from pipeline.store.geometry import Geometry
+from pipeline.store.reader import BAD_LABEL, FORMAT_VERSION, Split
+
+KEYS_AT_ONCE = 65_536
+MIX_SAMPLES = 1024  # mixed among each other where a source is read in blocks: a few hundred MB of large images
+
+
+def chunk_length(image_bytes: int, num_samples: int, chunk_mb: float) -> int:
+    """Slots per chunk, K: about `chunk_mb` megabytes (10^6), and enough chunks for 64 workers on small sets.
+
+    Args:
+        image_bytes: bytes of one image in the largest of the sizes.
+        num_samples: N, slots of the split.
+        chunk_mb: megabytes of 10^6 bytes.
+    """
+    return max(1, min(int(chunk_mb * 10**6) // image_bytes, -(-num_samples // 64)))
+
+
+def slot_order(num_samples: int, *, shuffled: bool, seed: int, blocks: np.ndarray | None = None) -> np.ndarray:
+    """int64 (N,): slot -> index in the source; a seeded permutation, or the source's own order.
+
+    Args:
+        num_samples: N.
+        shuffled: permute, or keep the source's order.
+        seed: of the permutation.
+        blocks: int64 (B+1,), the first sample of each block that the source must read as a whole, and N. Blocks are
+            then permuted, and their samples mixed within windows of at least `MIX_SAMPLES`, so that a chunk touches
+            few blocks.
+    """
+    if not shuffled:
+        return np.arange(num_samples, dtype=np.int64)
+    rng = np.random.default_rng(np.random.SeedSequence(seed))
+    if blocks is None:
+        return rng.permutation(num_samples).astype(np.int64)
+    permuted = rng.permutation(len(blocks) - 1)
+    order = np.concatenate([np.arange(blocks[block], blocks[block + 1], dtype=np.int64) for block in permuted])
+    start = 0
+    for stop in np.cumsum(np.diff(blocks)[permuted]).tolist():
+        if stop - start >= MIX_SAMPLES or stop == num_samples:
+            rng.shuffle(order[start:stop])
+            start = stop
+    return order
+
+
+def permute_keys(keys: np.ndarray, offsets: np.ndarray, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Keys in another order.
+
+    Args:
+        keys: uint8 (total,), offsets: int64 (N+1,), order: int64 (M,) indices.
+
+    Returns:
+        uint8 (total of the chosen,), int64 (M+1,).
+    """
+    offsets = np.asarray(offsets)
+    lengths = np.diff(offsets)[order]
+    new_offsets = np.zeros(len(order) + 1, np.int64)
+    np.cumsum(lengths, out=new_offsets[1:])
+    permuted = np.empty(new_offsets[-1], np.uint8)
+    for start in range(0, len(order), KEYS_AT_ONCE):  # in blocks: the gather below needs 8 bytes of index per byte
+        stop = min(start + KEYS_AT_ONCE, len(order))
+        length = lengths[start:stop]
+        first, last = new_offsets[start], new_offsets[stop]
+        within = np.arange(last - first) - np.repeat(new_offsets[start:stop] - first, length)
+        permuted[first:last] = keys[np.repeat(offsets[order[start:stop]], length) + within]
+    return permuted, new_offsets
+
+
+@dataclass(frozen=True)
+class SplitPlan:
+    """One split of a conversion, for all sizes.
+
+    Attributes:
+        split: its name.
+        source: where its samples come from.
+        order: int64 (N,), slot -> index in the source.
+        labels: int32 (N,), by slot; -2 for unlabelled.
+        keys: uint8 (total,), key_offsets: int64 (N+1,), by slot.
+        chunk_images: K.
+        recipe: stored choices that decide bytes, apart from the geometry.
+        software: versions that can change bytes.
+        blocks: what was shuffled as a whole, such as `row groups`; empty where each sample was for itself.
+    """
+
+    split: str
+    source: Source
+    order: np.ndarray
+    labels: np.ndarray
+    keys: np.ndarray
+    key_offsets: np.ndarray
+    chunk_images: int
+    recipe: dict[str, Any]
+    software: dict[str, str]
+    blocks: str = ""
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.order)
+
+    @property
+    def num_chunks(self) -> int:
+        return -(-self.num_samples // self.chunk_images)
+
+    def slots(self, chunk: int) -> np.ndarray:
+        """Indices in the source of a chunk's samples, int64."""
+        return self.order[chunk * self.chunk_images : (chunk + 1) * self.chunk_images]
+
+    def chunk_bytes(self, geometry: Geometry) -> int:
+        return self.chunk_images * geometry.image_bytes
+
+    def identity(self, geometry: Geometry, class_ids: Sequence[str]) -> dict[str, Any]:
+        """What must be equal for a rerun to go on with the finished chunks."""
+        return {
+            "format_version": FORMAT_VERSION,
+            "num_samples": self.num_samples,
+            "geometry": geometry.to_json(),
+            "recipe": self.recipe,
+            "classes": _digest("\0".join(class_ids).encode("utf-8", "surrogateescape")),
+            "keys": _digest(self.keys, self.key_offsets),
+            "labels": _digest(self.labels),
+            "software": self.software,
+            **({"blocks": self.blocks} if self.blocks else {}),
+        }
+
+    def save(self, work: SplitWork, geometry: Geometry, class_ids: Sequence[str]) -> None:
+        """Write plan.json and samples.npz, or check that those of an earlier run say the same.
+
+        Raises:
+            Error: they don't; the first difference is named.
+        """
+        identity = self.identity(geometry, class_ids)
+        try:
+            earlier = json.loads(work.plan.read_bytes())
+        except FileNotFoundError:
+            earlier = None
+        except ValueError:
+            raise Error(f"{work.plan}: unreadable; rerun with --overwrite to start again") from None
+        if earlier is not None:
+            difference = first_difference(earlier, identity)
+            if difference:
+                raise Error(
+                    f"{work.path}: an unfinished conversion with other settings: {difference}; rerun the earlier "
+                    "command, or add --overwrite to start again"
+                )
+        if earlier is None or not work.samples.exists():
+            with atomic_file(work.samples) as file:
+                np.savez(file, order=self.order, labels=self.labels, keys=self.keys, key_offsets=self.key_offsets)
+            write_json(work.plan, identity)
+
+
+def make_plan(
+    split: str,
+    source: Source,
+    geometries: Sequence[Geometry],
+    recipe: Mapping[str, Any],
+    software: dict[str, str],
+    *,
+    chunk_mb: float,
+    shuffled: bool,
+    seed: int,
+) -> SplitPlan:
+    """Plan a split: order, slots and chunk length."""
+    num_samples = len(source)
+    blocks = getattr(source, "blocks", None)
+    order = slot_order(num_samples, shuffled=shuffled, seed=seed, blocks=blocks)
+    chunk_images = chunk_length(max(geometry.image_bytes for geometry in geometries), num_samples, chunk_mb)
+    keys, offsets = permute_keys(*source.keys(), order)
+    return SplitPlan(
+        split=split,
+        source=source,
+        order=order,
+        labels=np.asarray(source.labels)[order].astype(np.int32),
+        keys=keys,
+        key_offsets=offsets,
+        chunk_images=chunk_images,
+        recipe={**recipe, "chunk_images": chunk_images, "shuffled": shuffled, "seed": seed if shuffled else None},
+        software=software,
+        blocks="" if blocks is None or not shuffled else "row groups" if recipe["source"] == "parquet" else "blocks",
+    )
+
+
+def check_finished(split: Split, plan: SplitPlan, geometry: Geometry) -> None:
+    """Check that a committed split is what this plan would write.
+
+    Raises:
+        Error: it is not; the first difference is named.
+    """
+    good = np.asarray(split.labels) != BAD_LABEL
+    same_length = split.num_samples == plan.num_samples
+    stored = {
+        "num_samples": split.num_samples,
+        "geometry": geometry.to_json() if split.image_shape == geometry.image_shape else {"size": split.image_shape[0]},
+        "recipe": split.attrs["recipe"],
+        "keys": split.attrs["sha256"]["keys"],
+        "labels": _digest(split.labels[good]),
+    }
+    wanted = {
+        "num_samples": plan.num_samples,
+        "geometry": geometry.to_json(),
+        "recipe": plan.recipe,
+        "keys": _digest(plan.keys),
+        "labels": _digest(plan.labels[good]) if same_length else "",
+    }
+    difference = first_difference(stored, wanted)
+    if difference:
+        raise Error(
+            f"{split.path}: finished already, with other settings: {difference}; use another DST, or --overwrite"
+        )
+
+
+_EXPLAINED = {
+    "keys": "the source's files are others now",
+    "labels": "the labels of the source's files are others now",
+    "classes": "the source's classes are others now",
+}
+
+
+def first_difference(
+    earlier: Mapping[str, Any],
+    now: Mapping[str, Any],
+    prefix: str = "",
+    *,
+    words: str = "{name} was {old}, is {new} now",
+) -> str:
+    """The first difference between two nested mappings in words, or an empty string.
+
+    Args:
+        earlier, now: what is compared, by the order of `earlier`'s names.
+        prefix: of the names.
+        words: how a difference is said, with {name}, {old} and {new}.
+    """
+    for name in [*earlier, *(name for name in now if name not in earlier)]:
+        old, new = earlier.get(name), now.get(name)
+        if old == new:
+            continue
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            return first_difference(old, new, f"{prefix}{name}.", words=words)
+        if not prefix and name in _EXPLAINED:
+            return _EXPLAINED[name]
+        return words.format(name=f"{prefix}{name}", old=old, new=new)
+    return ""
+
+
+def _digest(*arrays: np.ndarray | bytes) -> str:
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array) if isinstance(array, np.ndarray) else array)
+    return digest.hexdigest()

@@ -1,0 +1,233 @@
+"""The work folder `<DST>.work/`: where everything unfinished lives, and who may write there.
+
+lock                     flock: exclusive for a plain run, shared for parts; the workers don't inherit it
+part-I-of-N.lock         flock of one part
+commit.lock              flock of whoever commits
+runs/<run name>          exists while the run lives; workers look for it before each image and rename
+<split>/plan.json        what identifies the conversion
+<split>/samples.npz      keys, labels and order, by slot
+<split>/receipts/C.json  chunk C is finished, with what was learnt about it
+<split>/split/           the future split: finished chunk files, and at commit everything else
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.errors import Error, UsageError
+from pipeline.store.atomic import remove_temps
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+_URL = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Part I of N of a conversion's chunks, I from 1: chunks whose number is I - 1 modulo N."""
+
+    index: int
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> Part:
+        """From "I/N".
+
+        Raises:
+            UsageError: not two integers with 1 <= I <= N.
+        """
+        try:
+            index, count = (int(word) for word in text.split("/"))
+        except ValueError:
+            raise UsageError(f"--part {text}: must be I/N, such as 1/4") from None
+        if not 1 <= index <= count:
+            raise UsageError(f"--part {text}: I must be from 1 to N")
+        return cls(index, count)
+
+    def has(self, chunk: int) -> bool:
+        return chunk % self.count == self.index - 1
+
+
+class SplitWork:
+    """The work folder of one split of one store."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.plan = path / "plan.json"
+        self.samples = path / "samples.npz"
+        self.receipts = path / "receipts"
+        self.staged = path / "split"
+        self.images = self.staged / "images"
+
+    def make(self) -> None:
+        """Make the folders, and clear temp files of dead runs when no other run can be alive."""
+        self.receipts.mkdir(parents=True, exist_ok=True)
+        self.images.mkdir(parents=True, exist_ok=True)
+
+    def remove_temps(self) -> None:
+        for folder in (self.path, self.receipts, self.images):
+            if folder.exists():
+                remove_temps(folder)
+
+    def chunk(self, chunk: int) -> Path:
+        return self.images / f"c.{chunk}.0.0.0"
+
+    def receipt(self, chunk: int) -> Path:
+        return self.receipts / f"{chunk}.json"
+
+
+class Workspace:
+    """The work folder of one store."""
+
+    def __init__(self, dst: Path) -> None:
+        self.dst = dst
+        self.path = dst.with_name(dst.name + ".work")
+        self.errors = dst.with_name(dst.name + ".errors.jsonl")
+
+    def split(self, name: str) -> SplitWork:
+        return SplitWork(self.path / name)
+
+    @contextlib.contextmanager
+    def run(self, part: Part | None) -> Iterator[str]:
+        """Hold the lock for a plain run (`part` None) or a part and its liveness file; yields the run's name.
+
+        Raises:
+            UsageError: a folder of that name is there already, and isn't a work folder.
+            Error: another run that must not run beside this one is alive.
+        """
+        self._check_ours()
+        tokens = self.path / "runs"
+        try:
+            with contextlib.ExitStack() as stack:
+                if stack.enter_context(_locked(self.path / "lock", shared=part is not None)) is None:
+                    raise Error(
+                        f"{self.dst}: another conversion into it is running ({self.path / 'lock'} is held); "
+                        "wait for it or stop it"
+                    )
+                prefix = "all."
+                if part is not None:
+                    prefix = f"part-{part.index}-of-{part.count}."
+                    if stack.enter_context(_locked(self.path / f"{prefix}lock")) is None:
+                        raise Error(f"{self.dst}: part {part.index}/{part.count} is running already; wait or stop it")
+                tokens.mkdir(exist_ok=True)
+                for stale in tokens.iterdir():  # of dead runs: holding the lock proves it
+                    if part is None or stale.name.startswith((prefix, "all.")):
+                        stale.unlink(missing_ok=True)
+                liveness_file = tokens / (prefix + secrets.token_hex(8))
+                liveness_file.touch()
+                stack.callback(_unlink, liveness_file)
+                yield liveness_file.name
+        finally:
+            self._remove_if_done()
+
+    def _check_ours(self) -> None:
+        """Whatever is in a work folder is deleted at the end, so it must be one: `lock` is the first thing in it."""
+        if self.path.is_symlink() or (self.path.exists() and not self.path.is_dir()):
+            raise UsageError(f"{self.path}: exists and is not a folder; move it away or choose another DST")
+        if self.path.exists() and any(self.path.iterdir()) and not (self.path / "lock").is_file():
+            raise UsageError(f"{self.path}: exists and is not a work folder; move it away or choose another DST")
+
+    @contextlib.contextmanager
+    def committing(self) -> Iterator[None]:
+        """Hold the commit lock, waiting for whoever has it."""
+        with _locked(self.path / "commit.lock", wait=True):
+            yield
+
+    def _remove_if_done(self) -> None:
+        """Delete the work folder when nothing in it is unfinished and nobody uses it."""
+        if not self.path.exists() or any(self.path.glob("*/plan.json")):
+            return
+        with contextlib.suppress(OSError), _locked(self.path / "lock") as lock:
+            if lock is not None and not any(self.path.glob("*/plan.json")):
+                shutil.rmtree(self.path, ignore_errors=True)
+
+    def num_finished(self) -> int:
+        """Chunks that are finished and not committed yet, of all splits."""
+        return sum(1 for _ in self.path.glob("*/receipts/*.json"))
+
+    def forget_beginnings(self) -> None:
+        """Where no chunk is finished, forget the settings of the run that began; no other run may be alive."""
+        if not self.num_finished():
+            for plan in list(self.path.glob("*/plan.json")):
+                shutil.rmtree(plan.parent, ignore_errors=True)
+            _unlink(self.path / "classes.json")
+
+    def part_count(self) -> int | None:
+        """N of the parts that ran here, as far as their locks tell."""
+        locks = self.path.glob("part-*-of-*.lock")
+        counts = [int(lock.name.removesuffix(".lock").split("-")[3].rstrip(".")) for lock in locks]
+        return max(counts, default=None)
+
+
+def store_paths(dst: str | os.PathLike[str], sizes: Sequence[int]) -> list[Path]:
+    """One store per size: `{size}` in DST is replaced.
+
+    Raises:
+        UsageError: several sizes and no `{size}` in DST, or no folder of that name can be made.
+    """
+    text = os.fspath(dst)
+    if len(sizes) > 1 and "{size}" not in text:
+        raise UsageError(f"{text}: with several sizes DST must hold {{size}}, such as data/imagenet-{{size}}.zarr")
+    if _URL.match(text):
+        raise UsageError(f"{text}: DST must be a local folder; convert there, then `python -m pipeline copy` it")
+    paths = [Path(os.path.abspath(text.replace("{size}", str(size)))) for size in sizes]
+    if not text.strip() or text.endswith(".work") or not paths[0].name:
+        raise UsageError(f"DST {text!r}: not a usable name for a store")
+    for path in paths:
+        if path.is_symlink() and not path.exists():
+            raise UsageError(f"{path}: a link that leads nowhere; choose another DST")
+        nearest = next(parent for parent in path.parents if parent.exists())
+        if not nearest.is_dir():
+            raise UsageError(f"{path}: {nearest} is not a folder; choose another DST")
+    return paths
+
+
+def check_split_name(name: str) -> None:
+    """Raise UsageError unless a split may have that name: it becomes a folder in the store and in the work folder."""
+    reserved = ("runs", "lock", "commit.lock", "overwritten", "zarr.json")
+    if not name or name.startswith((".", "__", "part-")) or name in reserved or not set(name).isdisjoint("/\\\0"):
+        raise UsageError(f"--split {name!r}: can't be a split's name; use one such as train, val or test")
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    """The open file is still the one of that name."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _unlink(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _locked(path: Path, *, shared: bool = False, wait: bool = False) -> Iterator[int | None]:
+    """An flock on the file, which ends with the process however that ends; yields None when it is held elsewhere."""
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+        try:
+            if fcntl is not None:
+                try:
+                    fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+                except BlockingIOError:
+                    yield None
+                    return
+            # Whoever held it may have deleted the file before releasing it: then another file has that name now.
+            if _is_at(fd, path):
+                yield fd
+                return
+        finally:
+            os.close(fd)

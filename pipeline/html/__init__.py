@@ -1,0 +1,1 @@
+"""Pages and charts that the dataset report and the run report share."""

@@ -1,0 +1,38 @@
+import pytest
+
+from pipeline.text import counted, duration
+
+pytestmark = pytest.mark.quick
+
+
+@pytest.mark.parametrize(
+    ("number", "words", "expected"),
+    [
+        (0, ("image",), "0 images"),
+        (1, ("image",), "1 image"),
+        (2, ("image",), "2 images"),
+        (1_281_167, ("image",), "1,281,167 images"),
+        (1, ("class", "classes"), "1 class"),
+        (1000, ("class", "classes"), "1,000 classes"),
+    ],
+)
+def test_counted(number: int, words: tuple[str, ...], expected: str) -> None:
+    assert counted(number, *words) == expected
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        (0.2, "0 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 00 s"),
+        (61, "1 min 01 s"),
+        (3599.4, "59 min 59 s"),
+        (3599.6, "1 h 00 min"),
+        (7149, "1 h 59 min"),
+        (7199, "2 h 00 min"),
+        (400_000, "111 h 07 min"),
+    ],
+)
+def test_duration(seconds: float, expected: str) -> None:
+    assert duration(seconds) == expected

@@ -1,0 +1,275 @@
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pages import Element, read_page
+
+from pipeline.errors import Error
+from trainer.report.__main__ import default_path, main, write_report
+from trainer.report.records import compare_configs, config_text, load_runs
+
+LINE = {
+    "epoch": 1,
+    "step": 10,
+    "train_loss": 2.5,
+    "val_loss": 2.25,
+    "val_top1": 0.25,
+    "val_top5": 0.5,
+    "lr": 0.1,
+    "images_per_second": 1000.0,
+    "data_wait_share": 0.5,
+    "peak_memory_bytes": 2_000_000_000,
+}
+
+
+def make_run(folder: Path, lines: list[dict[str, Any]], config: dict[str, Any] | None = None, end: str = "") -> Path:
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + end)
+    if config is not None:
+        (folder / "config.yaml").write_text("# a comment\n" + yaml.safe_dump(config, sort_keys=False))
+    return folder
+
+
+def epochs(num: int, **figures: list[Any]) -> list[dict[str, Any]]:
+    return [
+        {**LINE, "epoch": i + 1, "step": 10 * (i + 1), **{key: values[i] for key, values in figures.items()}}
+        for i in range(num)
+    ]
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Path]:
+    config = {"data": "data/x.zarr", "out": "a", "model": "resnet18", "epochs": 4, "lr": 0.1, "stages": []}
+    first = epochs(
+        4,
+        val_top1=[0.1, 0.4, 0.375, 0.4],
+        val_loss=[2.0, 1.5, 1.75, None],
+        images_per_second=[100.0, 5000.0, 5200.0, 5100.0],
+        data_wait_share=[0.9, 0.01, 0.03, 0.02],
+    )
+    second = epochs(2, val_top1=[0.2, 0.3], train_loss=[3.0, None], peak_memory_bytes=[10**9, 3 * 10**9])
+    return [
+        make_run(tmp_path / "runs" / "one", first, config),
+        make_run(
+            tmp_path / "runs" / "two", second, {**config, "out": "b", "lr": 0.2, "stages": [{"epoch": 0, "size": 64}]}
+        ),
+    ]
+
+
+def test_figures_are_those_of_the_runs(runs: list[Path]) -> None:
+    path = write_report(runs)
+    assert path == runs[0].parent.parent / "runs.html"
+    page = read_page(path)
+    tables = page.tables()
+    assert tables["Runs at a glance"] == [
+        ["Run", "Epochs", "Best top-1", "at epoch", "Last top-1", "Last top-5", "Last val. loss", "Images/s",
+         "Data wait", "Peak memory"],
+        ["one", "4 of 4", "★ 40.00% (best)", "2", "★ 40.00% (best)", "50.00%", "★ 1.7500 (best)", "★ 5,100 (best)",
+         "★ 2.00% (best)", "★ 2.0 GB (best)"],
+        ["two", "2 of 4", "30.00%", "2", "30.00%", "50.00%", "2.2500", "1,000", "50.00%", "3.0 GB"],
+    ]  # fmt: skip
+    assert statistics.median([5000, 5200, 5100]) == 5100
+    facts = page.facts()
+    assert facts["Epochs"] == "6in all"
+    assert facts["Best top-1"] == "40.00%epoch 2 · one"
+    assert facts["Lowest validation loss"] == "1.5000epoch 2 · one"
+    assert facts["Fastest"] == "5,100images/s · one"
+    assert "resnet18 trained on x.zarr." in page.text
+    assert tables["Epochs of one"][2] == [
+        "2", "20", "2.5000", "1.5000", "40.00%", "50.00%", "0.1", "5,000", "1.00%", "2.0 GB"
+    ]  # fmt: skip
+    assert tables["Epochs of one"][4][3] == "–"
+    assert page.find("h1")[0].text == "2 runs"
+
+
+def test_differences_of_configs_stand_out(runs: list[Path]) -> None:
+    page = read_page(write_report(runs))
+    assert page.tables()["Fields that differ"] == [
+        ["Field", "one", "two"],
+        ["lr", "0.1", "● 0.2 (differs)"],
+        ["stages", "[]", "● [{epoch: 0, size: 64}] (differs)"],
+    ]
+    assert "2 fields differ, 3 are the same in all runs." in page.text
+    assert page.one("config").facts() == {"data": "data/x.zarr", "model": "resnet18", "epochs": "4"}
+
+
+def test_the_odd_ones_are_those_unlike_most(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / str(i), [LINE], {"a": a, "b": 1}) for i, a in enumerate([1, 2, 2, None])]
+    folders.append(make_run(tmp_path / "4", [LINE], {"b": 1}))
+    assert compare_configs(load_runs(folders)) == ({"a": ["1", "2", "2", "null", ""]}, {"b": "1"})
+    rows = read_page(write_report(folders)).tables()["Fields that differ"]
+    assert rows[1] == ["a", "● 1 (differs)", "2", "2", "● null (differs)", "● not set (differs)"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [("crop", "crop"), (None, "null"), (True, "true"), (5e-5, "5.0e-05"), ([1, {"a": 2}], "[1, {a: 2}]")],
+)
+def test_config_values_are_one_line(value: Any, text: str) -> None:
+    assert config_text(value) == text
+
+
+def chart(page: Element, title: str) -> Element:
+    (found,) = [e for e in page.find("figure") if e.find("figcaption")[0].text == title]
+    return found
+
+
+def test_curves_go_through_the_figures(runs: list[Path]) -> None:
+    page = read_page(write_report(runs))
+    top1 = chart(page, "Validation top-1")
+    dots = [dot.find("title")[0].text for dot in top1.find("circle")]
+    assert dots == [
+        "one, epoch 1: 10%", "one, epoch 2: 40%", "one, epoch 3: 37.5%", "one, epoch 4: 40%",
+        "two, epoch 1: 20%", "two, epoch 2: 30%",
+    ]  # fmt: skip
+    heights = [float(dot.attributes["cy"]) for dot in top1.find("circle")]
+    assert heights[1] == heights[3] == min(heights)
+    assert heights[0] == max(heights)
+    assert (heights[0] - heights[4]) == pytest.approx((heights[0] - heights[1]) / 3, abs=0.15)
+    assert len(top1.find("path", "line")) == 2
+    label = top1.find("svg")[0].attributes["aria-label"]
+    assert label == "Validation top-1 by epoch. one: from 10.00% to 40.00%. two: from 20.00% to 30.00%."
+    assert len(chart(page, "Training loss").find("circle")) == 5
+    assert [item.text for item in page.one("curves").find("li")] == ["one", "two"]
+
+
+def test_long_runs_are_thinned(tmp_path: Path) -> None:
+    page_path = write_report([make_run(tmp_path / str(i), epochs(1000)) for i in range(40)])
+    assert page_path.stat().st_size < 3_000_000
+    page = read_page(page_path)
+    rows = page.tables()["Epochs of 7"]
+    assert (rows[1][0], rows[-1][0]) == ("1", "1000")
+    assert len(rows) <= 80
+    line = chart(page, "Learning rate").find("path", "line")[0].attributes["d"]
+    assert line.count("L") == 149
+
+
+def test_a_single_run_has_its_page_inside(runs: list[Path]) -> None:
+    path = write_report(runs[:1])
+    assert path == runs[0] / "report.html"
+    page = read_page(path)
+    assert page.find("h1")[0].text == "one"
+    assert "★" not in page.text
+    assert "The page is complete in itself" in page.text
+    assert not page.find("ul", "legend")
+
+
+def test_runs_without_config_validation_or_epochs(tmp_path: Path) -> None:
+    bare = make_run(tmp_path / "bare", [{"epoch": 1, "train_loss": 1.0, "val_loss": None, "val_top1": None}])
+    fresh = make_run(tmp_path / "fresh", [])
+    page = read_page(write_report([bare, fresh]))
+    assert "Not recorded: validation loss, validation top-1, validation top-5, learning rate." in page.text
+    assert "fresh: no epoch is finished yet." in page.text
+    assert "The runs' folders hold no config.yaml." in page.text
+    assert page.tables()["Runs at a glance"][2] == ["fresh", "0", *["–"] * 8]
+    read_page(write_report([fresh]))
+
+
+def test_names_are_text_and_tell_runs_apart(tmp_path: Path) -> None:
+    odd = make_run(tmp_path / "a" / "<img src=x>", [LINE], {"model": "<script>", "data": "</style>"})
+    twin = make_run(tmp_path / "b" / "<img src=x>", [LINE])
+    path = write_report([odd, twin, odd])
+    assert "<img" not in path.read_text()
+    assert "<script" not in path.read_text()
+    rows = read_page(path).tables()["Runs at a glance"]
+    assert [row[0] for row in rows[1:]] == ["a/<img src=x>", "b/<img src=x>"]
+
+
+def test_commits_and_machines(runs: list[Path]) -> None:
+    starts = [
+        {"git_commit": "a" * 40, "git_modified": False, "world_size": 8, "device": "cuda"},
+        {"git_commit": "b" * 40, "git_modified": True, "world_size": 4, "device": "GPU", "software": {"torch": "2.9"}},
+        {"git_commit": "b" * 40, "git_modified": True, "world_size": 4, "device": "GPU", "software": {"torch": "2.9"}},
+    ]
+    (runs[0] / "starts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in starts))
+    rows = read_page(write_report(runs)).tables()["What the runs ran on"]
+    assert rows[1] == ["one", f"{'a' * 12}, {'b' * 12} (modified)", "GPU", "2.9", "4", "3"]
+    assert rows[2] == ["two", "not recorded", "–", "–", "–", "–"]
+
+
+def test_a_line_cut_short_is_left_out_and_said(tmp_path: Path) -> None:
+    cut = make_run(tmp_path / "cut", [LINE], end='{"epoch": 2, "tra')
+    page = read_page(write_report([cut]))
+    assert "cut: the last line was cut short by a crash and is left out." in page.text
+    assert page.facts()["Epochs"].startswith("1")
+
+
+@pytest.mark.parametrize(
+    ("end", "wanted"),
+    [
+        ("oops\n{}\n", r"metrics\.jsonl: line 2 is broken \(.*\); mend or delete that line"),
+        ("[1]\n", r"line 2 is broken \(no JSON object\)"),
+        ('{"step": 3}\n', r"line 2: no epoch in it; mend"),
+        ('{"epoch": 2, "val_top1": "high"}\n', r"line 2: val_top1 is 'high', not a number"),
+    ],
+)
+def test_broken_lines_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], end: str, wanted: str) -> None:
+    run = make_run(tmp_path / "broken", [LINE], end=end)
+    with pytest.raises(Error, match=wanted):
+        write_report([run])
+    assert main([str(run)]) == 1
+    error = capsys.readouterr().err
+    assert re.fullmatch(r"error: .*\n", error)
+
+
+def test_wrong_use_is_one_line(tmp_path: Path, runs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    broken = make_run(tmp_path / "broken", [LINE])
+    (broken / "config.yaml").write_text("a: [1,")
+    for arguments, code, wanted in [
+        ([str(empty)], 2, "has no metrics.jsonl; give the folder of a run"),
+        ([str(tmp_path / "none")], 2, "none: no such folder"),
+        ([str(runs[0]), "--out", str(tmp_path)], 2, "is a folder; give --out the name of a file"),
+        ([str(runs[0]), "--oops"], 2, "see `python -m trainer.report --help`"),
+        ([], 2, "see `python -m trainer.report --help`"),
+        ([str(broken)], 1, "config.yaml: can't be read"),
+        ([str(runs[0]), "--out", "/proc/nothing/x.html"], 1, "can't be written"),
+    ]:
+        assert main(arguments) == code
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert wanted in captured.err
+        assert captured.err.count("\n") == 1
+
+
+def test_runs_that_never_began_are_left_out(
+    runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused = tmp_path / "runs" / "refused"
+    refused.mkdir()
+    (refused / "lock").write_text("none")
+    assert main([*map(str, runs), str(refused)]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == f"note: {refused}: left out, its run was refused or ended before it began\n"
+    page = read_page(Path(captured.out.strip()))
+    assert [row[0] for row in page.tables()["Runs at a glance"]] == ["Run", "one", "two"]
+    assert main([str(refused)]) == 2
+    assert "no run that began among those given" in capsys.readouterr().err
+
+
+def test_command_writes_where_it_is_told(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "new" / "r.html"
+    assert main([*map(str, runs), "--out", str(out)]) == 0
+    assert capsys.readouterr().out == f"{out}\n"
+    read_page(out)
+
+
+def test_default_place_is_never_taken_for_a_run(tmp_path: Path) -> None:
+    assert default_path([Path("/x/runs/a"), Path("/x/runs/b")]) == Path("/x/runs.html")
+    assert default_path([Path("/x/runs/a"), Path("/x/more/b")]) == Path("runs.html")
+    assert default_path([Path("/a"), Path("/b")]) == Path("runs.html")
+
+
+def test_needs_no_torch() -> None:
+    code = "import sys, trainer.report; print([m for m in ('torch', 'PIL', 'joblib', 'zarr') if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"

@@ -1,0 +1,1 @@
+"""`python -m pipeline bench`: how fast a store feeds training, beside what the machine can do."""
