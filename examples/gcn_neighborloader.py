@@ -30,7 +30,7 @@ from torch_geometric.nn import GCNConv
 from torch_geometric.utils import stochastic_blockmodel_graph
 
 from trainer.order import epoch_order
-from trainer.ranks import Ranks, gather, process_group
+from trainer.ranks import Ranks, all_gather, process_group
 
 SEED, EPOCHS, GLOBAL_BATCH, NEIGHBOURS, WIDTH = 0, 5, 256, [15, 10], 128
 AMAZON = ("adj_full.npz", "feats.npy", "class_map.json", "role.json")  # what its download consists of
@@ -84,7 +84,7 @@ def main(root: str | None = None) -> None:
     device = ranks.device("auto")
     with process_group(ranks, device, timeout_seconds=300):
         data = load(root) if ranks.rank == 0 else None  # the first time it brings the files into another form
-        gather([0.0], ranks)  # the others wait for that
+        all_gather([0.0], ranks)  # the others wait for that
         data = data if data is not None else load(root)
         several = data.y.dim() == 2  # AmazonProducts has several classes per node
         classes = data.y.shape[1] if several else int(data.y.max()) + 1
@@ -120,7 +120,7 @@ def main(root: str | None = None) -> None:
                     claimed = logits > 0 if several else F.one_hot(logits.argmax(1), classes).bool()
                     true = y.bool() if several else F.one_hot(y, classes).bool()
                     counts += torch.tensor([(claimed & true).sum(), (claimed.sum() + true.sum()) / 2])
-            right, mean = gather(counts.tolist(), ranks).sum(0)  # micro-F1; with one class per node the accuracy
+            right, mean = all_gather(counts.tolist(), ranks).sum(0)  # micro-F1; with one class per node the accuracy
             if ranks.rank == 0:
                 seconds = time.perf_counter() - start
                 print(f"epoch {epoch + 1}: micro-F1 {right / mean:.1%} on {len(val_nodes):,} nodes, {seconds:.1f} s")

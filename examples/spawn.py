@@ -24,7 +24,7 @@ from pipeline import open_store
 from trainer.dataset import RankPartitionedDataset
 from trainer.loader import Loader
 from trainer.models import build_model
-from trainer.ranks import Ranks, gather, process_group
+from trainer.ranks import Ranks, all_gather, process_group
 
 GLOBAL_BATCH = 64
 
@@ -74,7 +74,7 @@ def work(path: str, epochs: int) -> None:
             bare.eval()
             with torch.inference_mode():
                 hits = sum(int((bare((x - mean) / std).argmax(1) == y).sum()) for x, y in val)
-            all_hits, samples = gather([hits, len(val.data)], ranks).sum(0)  # the same on every rank
+            all_hits, samples = all_gather([hits, len(val.data)], ranks).sum(0)  # the same on every rank
             if ranks.rank == 0:
                 print(
                     f"epoch {epoch + 1}: top-1 {all_hits / samples:.1%} of {int(samples):,}, {ranks.world_size} ranks"

@@ -109,7 +109,7 @@ def shift(images: Tensor, top: np.ndarray, left: np.ndarray, pad: int) -> Tensor
     return padded[sample, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
 
-class Pixels:
+class DeviceTransform:
     """Turns uint8 batches (n, C, H, W) into the model's normalised float batches (n, 3, h, w), channels_last.
 
     Args:

@@ -9,9 +9,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from trainer.augment import Pixels
+from trainer.augment import DeviceTransform
 from trainer.loader import Loader
-from trainer.ranks import Ranks, gather
+from trainer.ranks import Ranks, all_gather
 
 
 def sync_buffers(model: nn.Module, ranks: Ranks) -> None:
@@ -25,7 +25,7 @@ def sync_buffers(model: nn.Module, ranks: Ranks) -> None:
 def evaluate(
     model: nn.Module,
     loader: Loader,
-    pixels: Pixels,
+    pixels: DeviceTransform,
     ranks: Ranks,
     *,
     amp: bool = False,
@@ -68,7 +68,7 @@ def evaluate(
             break
     model.train(training)
     sums = torch.stack(counts).cpu().double().sum(0) if counts else torch.zeros(4)
-    rows = gather([*sums.tolist(), float(stopped())], ranks)  # (ranks, 5)
+    rows = all_gather([*sums.tolist(), float(stopped())], ranks)  # (ranks, 5)
     if rows[:, 4].any():
         return None
     loss, top1, top5, samples = rows[:, :4].sum(0).tolist()

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from pipeline import convert
 from pipeline.errors import Error
-from trainer.augment import Pixels
+from trainer.augment import DeviceTransform
 from trainer.bench.machine import on_cores
 from trainer.config import Config
 from trainer.dataset import RankPartitionedDataset
@@ -100,7 +100,7 @@ def check(
 
     def measure(source: Resident | Loader, config: Config = config) -> tuple[float, float]:
         """(images per second, share of the time spent waiting for data)."""
-        pixels = Pixels(config, [0.5] * 3, [0.25] * 3, target)
+        pixels = DeviceTransform(config, [0.5] * 3, [0.25] * 3, target)
         start = waited = 0.0
         batches = chain.from_iterable(repeat(source))
         for step, (batch, labels) in enumerate(batches, -(steps // 6) - 1):

@@ -16,7 +16,7 @@ from pipeline.errors import UsageError
 from pipeline.store.reader import UNLABELLED
 from trainer.dataset import RankPartitionedDataset
 from trainer.order import ORDER_VERSION
-from trainer.reading.batch_pool import Ring
+from trainer.reading.batch_pool import BatchPool
 from trainer.reading.copy_crops import compiled, copy_crops, copy_crops_numpy
 from trainer.reading.read_ahead import ReadAhead
 
@@ -71,8 +71,8 @@ class Loader:
         self.wait_seconds = 0.0
         self._consumed = 0  # samples of all ranks, in the current epoch
         self._resume = False
-        self._ring = Ring(batch_size, data.crop_shape, self.device, threads)
-        self._run: _Run | None = None
+        self._pool = BatchPool(batch_size, data.crop_shape, self.device, threads)
+        self._run: _Prefetcher | None = None
 
     def _check(self) -> None:
         data, where = self.data, self.data.split.path
@@ -186,7 +186,7 @@ class Loader:
             self._consumed = 0
         self._resume = False
         start = time.perf_counter()
-        self._run = _Run(self, self.data.epoch, self._consumed)
+        self._run = _Prefetcher(self, self.data.epoch, self._consumed)
         self.wait_seconds += time.perf_counter() - start
         return _Batches(self, self._run)
 
@@ -198,14 +198,14 @@ class Loader:
     def close(self) -> None:
         """Stop the threads and free the ring; harmless when repeated. A later iteration starts them again."""
         self._stop()
-        self._ring.clear()
+        self._pool.clear()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_run": None, "_ring": None}
+        return {**self.__dict__, "_run": None, "_pool": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._ring = Ring(self.batch_size, self.data.crop_shape, self.device, self.threads)
+        self._pool = BatchPool(self.batch_size, self.data.crop_shape, self.device, self.threads)
 
 
 class _Batch(NamedTuple):
@@ -216,12 +216,12 @@ class _Batch(NamedTuple):
     """CUDA event: the copies to the device are done."""
 
 
-class _Run:
+class _Prefetcher:
     """The threads and queues of one iteration. The threads refer to this, and not to the loader or its iterator."""
 
     def __init__(self, loader: Loader, epoch: int, consumed: int) -> None:
         data = loader.data
-        self._data, self.epoch, self._ring, self._batch_size = data, epoch, loader._ring, loader.batch_size
+        self._data, self.epoch, self._pool, self._batch_size = data, epoch, loader._pool, loader.batch_size
         order = data.epoch_slots(epoch)
         self.slots = order[consumed + data.rank : loader._served : data.world_size].copy()
         self.num_batches = -(-len(self.slots) // self._batch_size)
@@ -249,7 +249,7 @@ class _Run:
         while True:
             with self._condition:
                 while not self.stopped and self._next < self.num_batches:
-                    if self._next - self.yielded < self._ring.depth:
+                    if self._next - self.yielded < self._pool.depth:
                         break
                     self._condition.wait()
                 if self.stopped or self._next >= self.num_batches:
@@ -270,7 +270,7 @@ class _Run:
         data = self._data
         part = slice(batch * self._batch_size, (batch + 1) * self._batch_size)
         slots = self.slots[part]
-        memory = self._ring.take()
+        memory = self._pool.take()
         with self._ahead.disk.watch():
             self._ahead.ask(batch)
             out = memory.array[: len(slots)]
@@ -280,18 +280,18 @@ class _Run:
                 copy_crops_numpy(data.split.maps, self._positions[part], out, data.row_stride)
         labels = torch.from_numpy(data.split.labels[slots].astype(np.int64))
         if self._stream is None:
-            images = self._ring.lend(memory, len(slots)).permute(0, 3, 1, 2)
-            if self._ring.device.type != "cpu":
-                images, labels = images.to(self._ring.device), labels.to(self._ring.device)
+            images = self._pool.lend(memory, len(slots)).permute(0, 3, 1, 2)
+            if self._pool.device.type != "cpu":
+                images, labels = images.to(self._pool.device), labels.to(self._pool.device)
             return _Batch(images, labels, slots)
         assert memory.pinned is not None
         with torch.cuda.stream(self._stream):
-            images = memory.pinned[: len(slots)].to(self._ring.device, non_blocking=True).permute(0, 3, 1, 2)
+            images = memory.pinned[: len(slots)].to(self._pool.device, non_blocking=True).permute(0, 3, 1, 2)
             memory.copied.record(self._stream)
-            labels = labels.pin_memory().to(self._ring.device, non_blocking=True)
+            labels = labels.pin_memory().to(self._pool.device, non_blocking=True)
             event = torch.cuda.Event()
             event.record(self._stream)
-        self._ring.give_back(memory)
+        self._pool.give_back(memory)
         return _Batch(images, labels, slots, event)
 
     def take(self) -> _Batch:
@@ -327,7 +327,7 @@ class _Run:
 class _Batches(Iterator[tuple[torch.Tensor, torch.Tensor]]):
     """The iterator; ends its threads when it is dropped, also by a `break`, and at the interpreter's exit."""
 
-    def __init__(self, loader: Loader, run: _Run) -> None:
+    def __init__(self, loader: Loader, run: _Prefetcher) -> None:
         self._loader, self._run = loader, run
         self._ended = False
         weakref.finalize(self, run.close)

@@ -102,7 +102,7 @@ def process_group(ranks: Ranks, device: torch.device, timeout_seconds: float) ->
         dist.destroy_process_group()
 
 
-def gather(values: Sequence[float] | np.ndarray, ranks: Ranks) -> np.ndarray:
+def all_gather(values: Sequence[float] | np.ndarray, ranks: Ranks) -> np.ndarray:
     """Collect equally many numbers from each rank: float64 (ranks, n), the same on all."""
     mine = torch.tensor(values, dtype=torch.float64)
     if ranks.world_size == 1:
@@ -112,7 +112,7 @@ def gather(values: Sequence[float] | np.ndarray, ranks: Ranks) -> np.ndarray:
     return torch.stack(rows).numpy()
 
 
-def from_rank_0(value: Any, ranks: Ranks) -> Any:
+def broadcast_object(value: Any, ranks: Ranks) -> Any:
     """Rank 0's value, on every rank."""
     if ranks.world_size == 1:
         return value

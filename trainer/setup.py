@@ -13,13 +13,13 @@ from torch import nn
 
 from pipeline.errors import UsageError
 from pipeline.store.reader import UNLABELLED, Split, open_store
-from trainer.augment import IMAGENET_MEAN, IMAGENET_STD, Pixels
+from trainer.augment import IMAGENET_MEAN, IMAGENET_STD, DeviceTransform
 from trainer.config import Config, Stage
 from trainer.dataset import RankPartitionedDataset
 from trainer.evaluation import evaluate
 from trainer.loader import Loader
 from trainer.models import build_model, check_size, load_weights, parameter_groups, read_weights, use_sync_bn
-from trainer.ranks import Ranks, from_rank_0
+from trainer.ranks import Ranks, broadcast_object
 
 LARGEST_MICRO_BATCH = 256
 """Samples per rank and micro-step where the user doesn't say: what ResNet-50 at 224 px fits into 40 GB with bf16."""
@@ -58,7 +58,7 @@ class Batching:
         return cls(total, size, share // size)
 
 
-class Session:
+class TrainingSetup:
     """What training and evaluation share.
 
     Attributes:
@@ -96,16 +96,16 @@ class Session:
         else:
             say(f"{store.path} has no split val: training without evaluation")
         if config.normalize == "imagenet":
-            self.pixels = Pixels(config, IMAGENET_MEAN, IMAGENET_STD, device)
+            self.pixels = DeviceTransform(config, IMAGENET_MEAN, IMAGENET_STD, device)
         else:
-            self.pixels = Pixels(config, store["train"].mean, store["train"].std, device)
+            self.pixels = DeviceTransform(config, store["train"].mean, store["train"].std, device)
         self.amp = config.amp if config.amp is not None else device.type != "cpu"
         torch.backends.cudnn.benchmark = True
         torch.manual_seed(config.seed)
         model = build_model(config.model, len(self.class_ids), crop or int(store.geometry["size"]))
         if config.weights:
             # rank 0 alone reads, or downloads
-            state = from_rank_0(read_weights(config.weights, config.model) if ranks.rank == 0 else None, ranks)
+            state = broadcast_object(read_weights(config.weights, config.model) if ranks.rank == 0 else None, ranks)
             head = load_weights(model, state, f"--weights {config.weights}", new_head=not config.eval_only)
             say(f"weights from {config.weights}" + (f"; new head: {', '.join(head)}" if head else ""))
         if config.sync_bn and ranks.world_size > 1:

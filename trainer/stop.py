@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pipeline.errors import Error
-from trainer.ranks import Ranks, gather
+from trainer.ranks import Ranks, all_gather
 
 GO, STOP, BROKEN = 0, 1, 2
 """What a rank says after each step: go on, stop (a signal came), or a loss was not finite. The highest counts."""
@@ -71,7 +71,7 @@ class LossWatch:
         self.loss = math.nan
         """Mean loss of the newest step that was read, on this rank."""
 
-    def follow(self, step: int, losses: Tensor, slots: list[np.ndarray]) -> tuple[float, int]:
+    def record_step(self, step: int, losses: Tensor, slots: list[np.ndarray]) -> tuple[float, int]:
         """Note the losses (n,) of a step; returns the sum of the previous step's and the ranks' verdict so far."""
         total = self._read()
         copy, event = losses.detach().to("cpu", non_blocking=True), None
@@ -86,11 +86,11 @@ class LossWatch:
         self._exchange = box, dist.all_reduce(box, dist.ReduceOp.MAX, async_op=True)
         return total, verdict
 
-    def settle(self) -> tuple[float, int]:
+    def sync(self) -> tuple[float, int]:
         """Read what is outstanding; returns the last step's sum of losses, and the ranks' verdict as of now."""
         total = self._read()
         self._finish_exchange()
-        return total, int(gather([self._verdict()], self._ranks).max())
+        return total, int(all_gather([self._verdict()], self._ranks).max())
 
     def _finish_exchange(self) -> int:
         if self._exchange is None:

@@ -1,4 +1,4 @@
-"""Training: `train` sets a run up, and `Run.fit` is the whole loop."""
+"""Training: `train` sets a run up, and `TrainingRun.fit` is the whole loop."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from trainer.config import Config, dump
 from trainer.loader import Loader
 from trainer.metrics import Metrics, peak_memory_bytes
 from trainer.models import load_weights
-from trainer.ranks import Ranks, device_name, from_rank_0, gather
+from trainer.ranks import Ranks, all_gather, broadcast_object, device_name
 from trainer.report.provenance import record_start
 from trainer.report.records import config_text
 from trainer.run_folder import LAST, PREVIOUS, RunFolder, unwritable
-from trainer.setup import Session, learning_rate, make_optimizer
+from trainer.setup import TrainingSetup, learning_rate, make_optimizer
 from trainer.stop import BROKEN, GO, STOP, LossWatch, Signals, Stopped
 
 
 def evaluate_only(config: Config, ranks: Ranks, device: torch.device, say: Callable[[str], None]) -> None:
     """Evaluate --weights on the val split and say the figures."""
-    session = Session(config, ranks, device, say)
+    session = TrainingSetup(config, ranks, device, say)
     figures = session.evaluate(session.model)
     assert figures is not None
     say(
@@ -73,15 +73,15 @@ def train(config: Config, ranks: Ranks, device: torch.device, say: Callable[[str
         Error: a loss that isn't finite, or a folder or checkpoint that can't be written.
         Stopped: after SIGTERM or Ctrl-C, with a checkpoint written.
     """
-    session = Session(config, ranks, device, say)
+    session = TrainingSetup(config, ranks, device, say)
     data_path = Path(config.store_path(session.stages[-1].size)).absolute().resolve()
     out = Path(config.out or f"runs/{data_path.stem}-{config.model}")
     with contextlib.ExitStack() as stack:
         folder = RunFolder(out, wait_seconds=config.timeout / 2) if ranks.rank == 0 else None  # rank 0 alone writes
         if folder:
             stack.callback(folder.close)
-        found = from_rank_0(folder and folder.find(config.resume), ranks)
-        run = Run(session, found, say)
+        found = broadcast_object(folder and folder.find(config.resume), ranks)
+        run = TrainingRun(session, found, say)
         run.saved = found is not None and found[0].parent.resolve() == out.resolve()
         if run.state.epoch >= config.epochs:
             say(
@@ -123,7 +123,7 @@ def train(config: Config, ranks: Ranks, device: torch.device, say: Callable[[str
         say(f"done: {best}weights in {out}/best.pt, curves in {out}/curves.png")
 
 
-class Run:
+class TrainingRun:
     """A run from its start, or from where a checkpoint left it: what is set up once, and `fit`, the loop."""
 
     folder: RunFolder | None = None
@@ -132,7 +132,9 @@ class Run:
     saved = False
     """`--resume auto` finds a checkpoint."""
 
-    def __init__(self, session: Session, found: tuple[Path, dict[str, Any]] | None, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, session: TrainingSetup, found: tuple[Path, dict[str, Any]] | None, say: Callable[[str], None]
+    ) -> None:
         config, ranks, device = session.config, session.ranks, session.device
         self.config, self.session, self.ranks, self.device = config, session, ranks, device
         self.signals, self.say, self.state = Signals(), say, State()
@@ -260,7 +262,7 @@ class Run:
                 if self.ema:
                     self.ema.update_parameters(self.raw)
                 state.step += 1
-                loss_sum, verdict = self.watch.follow(state.step, torch.cat(losses), slots)
+                loss_sum, verdict = self.watch.record_step(state.step, torch.cat(losses), slots)
                 losses, slots = [], []
                 now = time.perf_counter()
                 samples = batching.batch_size * batching.accumulation
@@ -271,20 +273,20 @@ class Run:
                 if self.profiler:
                     self.profiler.step()
                 if verdict != GO or state.step % config.checkpoint_every == 0:
-                    self.settle()
+                    self.sync_and_checkpoint()
 
-            self.settle(save=False)
+            self.sync_and_checkpoint(save=False)
             state.sums[2] += time.perf_counter() - mark  # until the device has done the last step
             figures = self.session.evaluate(self.evaluated, stopped=lambda: bool(self.signals.received))
             if figures is None:
-                self.settle()  # raises Stopped
+                self.sync_and_checkpoint()  # raises Stopped
             else:
                 self._finish_epoch(figures)
-                self.settle()
+                self.sync_and_checkpoint()
 
-    def settle(self, *, save: bool = True) -> None:
+    def sync_and_checkpoint(self, *, save: bool = True) -> None:
         """Bring the sums up to date, save a checkpoint, and stop if any rank has to."""
-        loss_sum, verdict = self.watch.settle()
+        loss_sum, verdict = self.watch.sync()
         self.state.sums[0] += loss_sum
         if verdict == BROKEN:
             raise self.watch.error(self.saved)
@@ -294,7 +296,7 @@ class Run:
             raise Stopped(self.signals.received, self.state.step)
 
     def _save(self) -> None:
-        sums = torch.from_numpy(gather(self.state.sums, self.ranks))
+        sums = torch.from_numpy(all_gather(self.state.sums, self.ranks))
         self.saved = True
         if self.folder:
             self.folder.save(
@@ -312,7 +314,7 @@ class Run:
 
     def _finish_epoch(self, figures: dict[str, Any]) -> None:
         state = self.state
-        rows = gather([*state.sums, peak_memory_bytes(self.device)], self.ranks)  # (ranks, 5)
+        rows = all_gather([*state.sums, peak_memory_bytes(self.device)], self.ranks)  # (ranks, 5)
         line = {
             "epoch": state.epoch + 1,
             "step": state.step,

@@ -29,7 +29,7 @@ BLOCK_BYTES = 2_000_000  # small enough to stay in a core's cache between resize
 PAGE_BYTES = 4096  # a multiple of every disk's sector; O_DIRECT wants offset, length and address aligned to it
 
 
-class ChunkFile:
+class ChunkWriter:
     """Takes a chunk's images one by one and writes them to an open file.
 
     Close it before the file: until then a block may be on its way.
@@ -70,12 +70,12 @@ class ChunkFile:
     def sha256(self) -> str:
         return self._digest.hexdigest()
 
-    def place(self) -> np.ndarray:
+    def next_slot(self) -> np.ndarray:
         """uint8 (S, S, C): where the next image goes."""
         place: np.ndarray = self._blocks[0][self._used]
         return place
 
-    def advance(self) -> None:
+    def mark_filled(self) -> None:
         """The image at `place` is complete."""
         self._used += 1
         if self._used == len(self._blocks[0]):
@@ -100,7 +100,7 @@ class ChunkFile:
         """Wait for the writing thread, whatever became of it."""
         self._writer.shutdown(wait=True)
 
-    def __enter__(self) -> ChunkFile:
+    def __enter__(self) -> ChunkWriter:
         return self
 
     def __exit__(self, *_: Any) -> None:

@@ -71,7 +71,7 @@ def missing_chunks(work: SplitWork, num_chunks: int) -> list[int]:
     return [chunk for chunk in range(num_chunks) if load_receipt(work, chunk) is None]
 
 
-def gather(split: str, work: SplitWork, identity: dict[str, Any], samples: dict[str, np.ndarray]) -> Finished:
+def merge_receipts(split: str, work: SplitWork, identity: dict[str, Any], samples: dict[str, np.ndarray]) -> Finished:
     """Read all receipts of a split.
 
     Raises:
@@ -206,7 +206,7 @@ def commit_split(workspace: Workspace, split: str, class_ids: Sequence[str], cla
     identity = json.loads(work.plan.read_bytes())
     geometry = Geometry(**identity["geometry"])
     samples = load_samples(work)
-    done = gather(split, work, identity, samples)
+    done = merge_receipts(split, work, identity, samples)
     recipe = identity["recipe"]
     labels = samples["labels"].copy()
     labels[[bad.slot for bad in done.bad]] = BAD_LABEL
@@ -379,7 +379,7 @@ def commit(dst: str | os.PathLike[str], *, on_error: str = "stop", quiet: bool =
             missing = missing_chunks(work, num_chunks)
             if missing:
                 raise Error(f"{workspace.dst}: {split}: {_name_missing(missing, num_chunks, workspace.part_count())}")
-            report.bad += gather(split, work, identity, load_samples(work)).bad
+            report.bad += merge_receipts(split, work, identity, load_samples(work)).bad
         write_errors(workspace, report.bad)
         if report.bad and on_error == "stop":
             raise BadSamplesError(bad_samples_line(report.bad, workspace))

@@ -21,9 +21,9 @@ from pipeline.conversion.commit import (
     bad_samples_line,
     check_root,
     commit_split,
-    gather,
     key_text,
     load_samples,
+    merge_receipts,
     missing_chunks,
     remove_store,
     say_left_out,
@@ -32,7 +32,7 @@ from pipeline.conversion.commit import (
 from pipeline.conversion.plan import SplitPlan, check_finished
 from pipeline.conversion.preflight import check_space
 from pipeline.conversion.workdir import Part, Workspace
-from pipeline.conversion.worker import ChunkResult, Run, convert_chunk, load_receipt
+from pipeline.conversion.worker import ChunkResult, ChunkTask, convert_chunk, load_receipt
 from pipeline.errors import BAD_SAMPLE_REASONS, Error, UsageError
 from pipeline.image.decode import DecodeOptions
 from pipeline.progress import Progress, say
@@ -56,15 +56,15 @@ class Conversion:
     part: Part | None
     quiet: bool
     verbose: bool = False
-    tokens: list[str] = field(default_factory=list)
+    liveness_files: list[str] = field(default_factory=list)
 
     def run(self, backend: str, n_jobs: int, on_error: str, overwrite: bool) -> Report:
         report = Report([workspace.dst for workspace in self.workspaces])
         with contextlib.ExitStack() as stack:
             for workspace in self.workspaces:
                 _check_parent(workspace.dst)
-                token = stack.enter_context(workspace.run(self.part))
-                self.tokens.append(str(workspace.path / "runs" / token))
+                liveness_file = stack.enter_context(workspace.run(self.part))
+                self.liveness_files.append(str(workspace.path / "runs" / liveness_file))
             for workspace, geometry in zip(self.workspaces, self.geometries, strict=True):
                 root = root_attributes(geometry.to_json(), self.class_ids, self.class_names)
                 if overwrite:
@@ -129,23 +129,23 @@ class Conversion:
         receipts = [load_receipt(workspace.split(plan.split), chunk) for workspace in self.workspaces]
         if any(receipt is None or receipt["bad"] for receipt in receipts):
             return False
-        stamps = plan.source.stamps(plan.slots(chunk)).tolist()
+        stamps = plan.source.change_stamps(plan.slots(chunk)).tolist()
         return all(receipt is not None and receipt["stamps"] == stamps for receipt in receipts)
 
     def _convert_split(self, plan: SplitPlan, todo: list[int], backend: str, n_jobs: int, report: Report) -> None:
         if not todo:
             return
         folder = self.workspaces[0].split(plan.split).path
-        run_name = Path(self.tokens[0]).name
+        run_name = Path(self.liveness_files[0]).name
         inputs = [folder / f"source-{run_name}.pickle", folder / f"order-{run_name}.npy"]
         try:
             with atomic_file(inputs[0]) as file:
                 _hand_over(plan, file)
             with atomic_file(inputs[1]) as file:
                 np.save(file, plan.order)
-            run = Run(
+            run = ChunkTask(
                 name=run_name,
-                tokens=tuple(self.tokens),
+                liveness_files=tuple(self.liveness_files),
                 source=str(inputs[0]),
                 order=str(inputs[1]),
                 works=tuple(str(workspace.split(plan.split).path) for workspace in self.workspaces),
@@ -219,7 +219,9 @@ class Conversion:
             for workspace, geometry in zip(self.workspaces, self.geometries, strict=True):
                 if not (workspace.dst / plan.split).exists():
                     work = workspace.split(plan.split)
-                    bad += gather(plan.split, work, plan.identity(geometry, self.class_ids), load_samples(work)).bad
+                    bad += merge_receipts(
+                        plan.split, work, plan.identity(geometry, self.class_ids), load_samples(work)
+                    ).bad
                     break
         return bad
 
@@ -229,7 +231,7 @@ class Conversion:
             work = next(w for w in self.workspaces if not (w.dst / plan.split).exists()).split(plan.split)
             for chunk in range(plan.num_chunks):
                 receipt = load_receipt(work, chunk)
-                stamps = plan.source.stamps(plan.slots(chunk)).tolist()
+                stamps = plan.source.change_stamps(plan.slots(chunk)).tolist()
                 if receipt is None or receipt["stamps"] != stamps:
                     old = receipt["stamps"] if receipt else []
                     at = next((i for i, (a, b) in enumerate(zip(old, stamps, strict=False)) if a != b), 0)

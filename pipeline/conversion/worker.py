@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.conversion import shared_pickle
-from pipeline.conversion.chunk_writer import ChunkFile
+from pipeline.conversion.chunk_writer import ChunkWriter
 from pipeline.conversion.workdir import SplitWork
 from pipeline.errors import BadSample, Error
 from pipeline.image.decode import DecodeOptions, decode_into
@@ -29,12 +29,12 @@ from pipeline.store.geometry import Geometry
 
 
 @dataclass(frozen=True)
-class Run:
+class ChunkTask:
     """What all jobs of one run share; small, sent with each job.
 
     Attributes:
         name: the run's name, part of temp names.
-        tokens: files that exist while the run lives, one per store.
+        liveness_files: files that exist while the run lives, one per store.
         source: file that the split's source was handed over in.
         order: `.npy` file, int64 (N,): slot -> index in the source.
         works: the split's work folder in each store.
@@ -46,7 +46,7 @@ class Run:
     """
 
     name: str
-    tokens: tuple[str, ...]
+    liveness_files: tuple[str, ...]
     source: str
     order: str
     works: tuple[str, ...]
@@ -60,7 +60,7 @@ class Run:
         """Raise RunGoneError when the parent or the run is no more: whoever comes next may be writing here already."""
         if self.parent_pid is not None and self.parent_pid not in (os.getppid(), os.getpid()):
             raise RunGoneError(self.name)
-        if not all(os.path.exists(token) for token in self.tokens):
+        if not all(os.path.exists(liveness_file) for liveness_file in self.liveness_files):
             raise RunGoneError(self.name)
 
 
@@ -100,7 +100,7 @@ def _check_software(wanted: dict[str, str]) -> None:
             )
 
 
-def convert_chunk(run: Run, chunk: int) -> ChunkResult:
+def convert_chunk(run: ChunkTask, chunk: int) -> ChunkResult:
     """Read, decode, resize and write one chunk in every size, then its receipts.
 
     Bad samples are zero-filled and noted in the receipt; what to do about them is decided at commit.
@@ -123,12 +123,12 @@ def convert_chunk(run: Run, chunk: int) -> ChunkResult:
         raise Error(f"{where}: {error.strerror or error}; mend that and rerun the same command to go on") from None
 
 
-def _convert_chunk(run: Run, chunk: int, source: Source, order: np.ndarray) -> ChunkResult:
+def _convert_chunk(run: ChunkTask, chunk: int, source: Source, order: np.ndarray) -> ChunkResult:
     start = time.monotonic()
     first = chunk * run.chunk_images
     indices = np.array(order[first : first + run.chunk_images])
     works = [SplitWork(Path(work)) for work in run.works]
-    stamps = source.stamps(indices)
+    stamps = source.change_stamps(indices)
     sizes = np.zeros((len(indices), 2), np.int64)
     bad: list[dict[str, Any]] = []
     modes: dict[str, int] = {}
@@ -136,7 +136,7 @@ def _convert_chunk(run: Run, chunk: int, source: Source, order: np.ndarray) -> C
     with contextlib.ExitStack() as stack:
         files = [
             stack.enter_context(
-                ChunkFile(
+                ChunkWriter(
                     stack.enter_context(atomic_file(work.chunk(chunk), temp_id=run.name, check=run.check_alive)),
                     geometry,
                     run.chunk_images,
@@ -146,7 +146,7 @@ def _convert_chunk(run: Run, chunk: int, source: Source, order: np.ndarray) -> C
         ]
         for position, index in enumerate(indices):
             run.check_alive()
-            places = [file.place() for file in files]
+            places = [file.next_slot() for file in files]
             try:
                 decoded = decode_into(source.read(int(index)), run.geometries, places, run.options)
             except BadSample as sample:
@@ -158,7 +158,7 @@ def _convert_chunk(run: Run, chunk: int, source: Source, order: np.ndarray) -> C
                 modes[decoded.mode] = modes.get(decoded.mode, 0) + 1
                 warnings += decoded.warnings
             for file in files:
-                file.advance()
+                file.mark_filled()
         for file in files:
             file.finish(run.chunk_images - len(indices))
     for work, geometry, file in zip(works, run.geometries, files, strict=True):

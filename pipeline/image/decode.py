@@ -17,7 +17,7 @@ import simplejpeg
 from pipeline.errors import BadSample
 from pipeline.image.pil_decode import check_pixels, jpeg_orientation, open_rgb
 from pipeline.image.pixel_modes import BACKGROUND, array_to_rgb, to_array
-from pipeline.image.placement import Placement, place
+from pipeline.image.placement import Placement, crop_placement
 from pipeline.image.resize import resize_into
 from pipeline.store.geometry import Geometry
 
@@ -105,7 +105,7 @@ def decode_into(
             return fast
         pixels, decoded = _decode_pil(data, options, exif_transpose=geometries[0].exif_transpose)
     for geometry, out in zip(geometries, outs, strict=True):
-        _resize_into(pixels, place(decoded.height, decoded.width, geometry), geometry, out)
+        _resize_into(pixels, crop_placement(decoded.height, decoded.width, geometry), geometry, out)
     return decoded
 
 
@@ -142,7 +142,7 @@ def _jpeg_into(
         return None
     orientation = jpeg_orientation(data) if geometries[0].exif_transpose else 1
     upright = (width, height) if orientation >= 5 else (height, width)
-    placements = [place(*upright, geometry) for geometry in geometries]
+    placements = [crop_placement(*upright, geometry) for geometry in geometries]
     factors = [_scale_factor(*pair, orientation) for pair in zip(placements, geometries, strict=True)]
     for factor in sorted(set(factors)):  # nearly always one; a size's pixels don't depend on the other sizes
         h, w = -(-height // factor), -(-width // factor)

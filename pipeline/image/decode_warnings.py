@@ -18,14 +18,14 @@ _TiffHandler = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c
 
 
 @dataclass
-class Complaints:
+class DecodeWarnings:
     """How many warnings, log records and libtiff messages came; complete once the context has ended."""
 
     count: int = 0
 
 
 class _Counter(logging.Handler):
-    def __init__(self, complaints: Complaints) -> None:
+    def __init__(self, complaints: DecodeWarnings) -> None:
         super().__init__(logging.WARNING)
         self.complaints = complaints
 
@@ -49,7 +49,7 @@ def _libtiff() -> ctypes.CDLL | None:
 
 
 @contextlib.contextmanager
-def _quiet_libtiff(complaints: Complaints) -> Iterator[None]:
+def _quiet_libtiff(complaints: DecodeWarnings) -> Iterator[None]:
     library = _libtiff()
     if library is None:
         yield
@@ -67,12 +67,12 @@ def _quiet_libtiff(complaints: Complaints) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def quiet_pil(max_pixels: int) -> Iterator[Complaints]:
+def captured_warnings(max_pixels: int) -> Iterator[DecodeWarnings]:
     """PIL with our limit of pixels (DecompressionBombError above it) and without a sound.
 
     All of this is global to the process, hence a lock: one PIL decode at a time. Conversion runs on processes.
     """
-    complaints, logger = Complaints(), logging.getLogger("PIL")
+    complaints, logger = DecodeWarnings(), logging.getLogger("PIL")
     handler = _Counter(complaints)
     with _lock, warnings.catch_warnings(record=True) as caught, _quiet_libtiff(complaints):
         warnings.simplefilter("always")

@@ -24,7 +24,7 @@ from PIL import (  # noqa: F401 - each plugin registers its format
 )
 
 from pipeline.errors import BadSample
-from pipeline.image.decode_warnings import Complaints, quiet_pil
+from pipeline.image.decode_warnings import DecodeWarnings, captured_warnings
 from pipeline.image.pixel_modes import to_rgb
 
 # Formats that the content may be in. Each starts with a signature, so that text can't pass for an image, and none
@@ -56,7 +56,7 @@ def open_rgb(
     Raises:
         BadSample: the image can't be converted.
     """
-    with quiet_pil(max_pixels) as complaints:
+    with captured_warnings(max_pixels) as complaints:
         try:
             image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
             check_pixels(image.height, image.width, max_pixels)
@@ -77,7 +77,7 @@ def open_rgb(
 
 def jpeg_orientation(data: bytes) -> int:
     """EXIF orientation of a JPEG, 1 to 8; 1 where there is none, or none that can be read."""
-    with quiet_pil(1 << 62):
+    with captured_warnings(1 << 62):
         try:
             orientation = Image.open(io.BytesIO(data), formats=("JPEG",)).getexif().get(EXIF_ORIENTATION, 1)
         except Exception:  # whatever a damaged EXIF block makes PIL raise
@@ -85,7 +85,7 @@ def jpeg_orientation(data: bytes) -> int:
     return orientation if orientation in range(1, 9) else 1
 
 
-def _turn_upright(image: Image.Image, complaints: Complaints) -> None:
+def _turn_upright(image: Image.Image, complaints: DecodeWarnings) -> None:
     try:
         ImageOps.exif_transpose(image, in_place=True)
     except Exception:  # EXIF that can't be parsed says nothing about the orientation

@@ -35,7 +35,7 @@ class Placement:
 
 
 @functools.lru_cache(4096)  # photographs come in few sizes
-def place(height: int, width: int, geometry: Geometry) -> Placement:
+def crop_placement(height: int, width: int, geometry: Geometry) -> Placement:
     """Where a source of `height` x `width` pixels (both at least 1) goes.
 
     Cutting before resizing keeps memory at S x S however long and thin the source is.

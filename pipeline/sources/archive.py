@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import BadSample, Error, UsageError
+from pipeline.sources.byte_strings import ByteStrings, ByteStringsBuilder
 from pipeline.sources.files import bad_sample
 from pipeline.sources.indexed import Indexed
 from pipeline.sources.names import text
-from pipeline.sources.strings import Strings, StringsBuilder
 from pipeline.sources.tarfiles import members, pread
 
 MAX_OPEN_ARCHIVES = 256
@@ -36,12 +36,12 @@ class Table:
         size: int64 (N,), its bytes.
     """
 
-    names: Strings
+    names: ByteStrings
     archive: np.ndarray
     offset: np.ndarray
     size: np.ndarray
 
-    def take(self, indices: np.ndarray, names: Strings | None = None) -> Table:
+    def take(self, indices: np.ndarray, names: ByteStrings | None = None) -> Table:
         """The files at `indices`, int64 (M,), under their names or others."""
         names = self.names.take(indices) if names is None else names
         return Table(names, self.archive[indices], self.offset[indices], self.size[indices])
@@ -108,7 +108,7 @@ class ArchiveSource(Indexed):
             raise Error(f"{self.archives[archive]}: shorter than when it was indexed; put it back and rerun")
         return data
 
-    def stamps(self, indices: np.ndarray) -> np.ndarray:
+    def change_stamps(self, indices: np.ndarray) -> np.ndarray:
         """int64 (len(indices), 2): the sample's size and its archive's modification time in ns."""
         times = np.full(len(self.archives), -1, np.int64)
         for archive in np.unique(self.archive[indices]).tolist():
@@ -142,7 +142,7 @@ class TableBuilder:
     """
 
     def __init__(self) -> None:
-        self.names = StringsBuilder()
+        self.names = ByteStringsBuilder()
         self._archive, self._offset, self._size = array("i"), array("q"), array("q")
         self._links: list[tuple[int, bytes]] = []
         self.folders: list[tuple[int, bytes]] = []

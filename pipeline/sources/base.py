@@ -46,7 +46,7 @@ class Source(Protocol):
         """
         ...
 
-    def stamps(self, indices: np.ndarray) -> np.ndarray:
+    def change_stamps(self, indices: np.ndarray) -> np.ndarray:
         """int64 (len(indices), 2): what changes when a sample's data changes, such as size and mtime in ns.
 
         Cheap and never raising: a sample that can't be looked at has (-1, -1).

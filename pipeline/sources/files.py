@@ -9,9 +9,9 @@ import stat
 import numpy as np
 
 from pipeline.errors import BadSample
+from pipeline.sources.byte_strings import ByteStrings
 from pipeline.sources.indexed import Indexed
 from pipeline.sources.names import text
-from pipeline.sources.strings import Strings
 
 MAX_FILE_BYTES = 1 << 31  # more is no image but, say, a sparse file that would use up the memory
 _REASONS = {
@@ -78,7 +78,7 @@ class FileSource(Indexed):
         labels: int32 (N,), class indices or -2.
     """
 
-    def __init__(self, root: bytes, keys: Strings, labels: np.ndarray) -> None:
+    def __init__(self, root: bytes, keys: ByteStrings, labels: np.ndarray) -> None:
         super().__init__(keys, labels)
         self.root = root
 
@@ -88,7 +88,7 @@ class FileSource(Indexed):
     def read(self, i: int) -> bytes:
         return read_file(self.path(i))
 
-    def stamps(self, indices: np.ndarray) -> np.ndarray:
+    def change_stamps(self, indices: np.ndarray) -> np.ndarray:
         """int64 (len(indices), 2): size and modification time in ns of each file."""
         stamps = np.full((len(indices), 2), -1, np.int64)
         for row, i in enumerate(indices.tolist()):

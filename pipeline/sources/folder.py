@@ -18,12 +18,12 @@ from pathlib import Path
 from pipeline.errors import UsageError
 from pipeline.sources import names
 from pipeline.sources.base import SourceSet
-from pipeline.sources.depth import Deeper
+from pipeline.sources.byte_strings import ByteStrings, ByteStringsBuilder
 from pipeline.sources.devkit import NAME, is_official_val
 from pipeline.sources.files import FileSource
 from pipeline.sources.ignored import OUTSIDE_SPLITS, Ignored
 from pipeline.sources.labels import LabelColumn, resolve
-from pipeline.sources.strings import Strings, StringsBuilder
+from pipeline.sources.nested_images import NestedImages
 
 
 def list_folder(path: bytes, ignored: Ignored) -> tuple[list[bytes], list[bytes]]:
@@ -84,10 +84,10 @@ class Scan:
     """One split folder as found: relative paths of its images and their class folders' names."""
 
     root: bytes
-    keys: Strings
+    keys: ByteStrings
     column: LabelColumn
     classes: list[str]
-    deeper: Deeper = field(default_factory=Deeper)
+    deeper: NestedImages = field(default_factory=NestedImages)
 
     @property
     def is_flat(self) -> bool:
@@ -97,7 +97,7 @@ class Scan:
 def scan(root: bytes, ignored: Ignored) -> Scan:
     """Index a split folder. Without images in sub-folders, its own images are unlabelled samples."""
     folders, files = list_folder(root, ignored)
-    keys, column, classes, deeper = StringsBuilder(), LabelColumn(), [], Deeper()
+    keys, column, classes, deeper = ByteStringsBuilder(), LabelColumn(), [], NestedImages()
     status = os.stat(root)
     above = frozenset([(status.st_dev, status.st_ino)])
     for folder in folders:

@@ -25,12 +25,12 @@ from pipeline.errors import UsageError
 from pipeline.sources import names
 from pipeline.sources.archive import ArchiveSource, Table, TableBuilder, opened
 from pipeline.sources.base import Source, SourceSet
+from pipeline.sources.byte_strings import ByteStringsBuilder, path_order
 from pipeline.sources.devkit import NAME, Devkit, find_devkit, is_official_val, read_devkit
 from pipeline.sources.files import FileSource
 from pipeline.sources.folder import Scan, list_folder, scan, split_folders
 from pipeline.sources.ignored import NO_CLASS_ARCHIVE, Ignored
 from pipeline.sources.labels import LabelColumn, resolve
-from pipeline.sources.strings import StringsBuilder, path_order
 from pipeline.sources.tar import image_rows, read_table, refuse_duplicates
 from pipeline.sources.tarfiles import members
 
@@ -260,7 +260,7 @@ def _flat(archive: Path, ignored: Ignored) -> tuple[Table, list[str]]:
     """The images of an archive by their bare names, sorted."""
     table = read_table([archive])
     table = table.take(image_rows(table, ignored))
-    bare = StringsBuilder()
+    bare = ByteStringsBuilder()
     for name in table.names:
         bare.append(name.rpartition(b"/")[2])
     table = Table(bare.build(), table.archive, table.offset, table.size)

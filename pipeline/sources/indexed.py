@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.sources.strings import Strings
+from pipeline.sources.byte_strings import ByteStrings
 
 
 class Indexed:
@@ -15,7 +15,7 @@ class Indexed:
         labels: int32 (N,), class indices or -2.
     """
 
-    def __init__(self, keys: Strings, labels: np.ndarray) -> None:
+    def __init__(self, keys: ByteStrings, labels: np.ndarray) -> None:
         assert len(keys) == len(labels), (len(keys), len(labels))
         self.names = keys
         self.labels = labels

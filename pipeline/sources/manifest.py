@@ -22,10 +22,10 @@ from pathlib import Path
 from pipeline.errors import UsageError
 from pipeline.sources import names
 from pipeline.sources.base import Source, SourceSet
+from pipeline.sources.byte_strings import ByteStrings, ByteStringsBuilder, first_duplicate
 from pipeline.sources.files import FileSource
 from pipeline.sources.folder import single_name
 from pipeline.sources.labels import LabelColumn, all_integers, resolve, stated
-from pipeline.sources.strings import Strings, StringsBuilder, first_duplicate
 
 MANIFEST_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")
 PATHS = ("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img", "img_path")
@@ -39,7 +39,7 @@ _Row = tuple[int, str, str | None, str | None]  # line, path, label (None: no su
 class _Listed:
     """One split while it is collected."""
 
-    keys: StringsBuilder = field(default_factory=StringsBuilder)
+    keys: ByteStringsBuilder = field(default_factory=ByteStringsBuilder)
     column: LabelColumn = field(default_factory=LabelColumn)
 
 
@@ -86,7 +86,7 @@ def _collect(src: Path, splits: Sequence[str] | None) -> dict[str, _Listed]:
     return listed
 
 
-def _refuse_duplicates(keys: Strings, src: Path) -> None:
+def _refuse_duplicates(keys: ByteStrings, src: Path) -> None:
     if twice := first_duplicate(keys):
         raise UsageError(f"{src}: lists {names.text(keys[twice[0]])} twice; keep one of the lines")
 

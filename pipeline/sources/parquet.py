@@ -21,11 +21,11 @@ import numpy as np
 from pipeline.errors import BadSample, Error, UsageError
 from pipeline.sources import names
 from pipeline.sources.base import Source, SourceSet
+from pipeline.sources.byte_strings import ByteStrings, ByteStringsBuilder, first_duplicate
 from pipeline.sources.files import read_file
 from pipeline.sources.folder import single_name
 from pipeline.sources.indexed import Indexed
 from pipeline.sources.labels import LabelColumn, resolve
-from pipeline.sources.strings import Strings, StringsBuilder, first_duplicate
 from pipeline.sources.tar import find_files, split_of_archive
 
 IMAGE_COLUMNS = ("image", "img", "jpg", "jpeg", "png", "webp", "image_bytes", "bytes", "picture", "photo")
@@ -70,7 +70,7 @@ class ParquetSource(Indexed):
         group_file: np.ndarray,
         group_index: np.ndarray,
         image_bytes: int,
-        keys: Strings,
+        keys: ByteStrings,
         labels: np.ndarray,
     ) -> None:
         super().__init__(keys, labels)
@@ -122,7 +122,7 @@ class ParquetSource(Indexed):
             raise BadSample("empty", names.text(self.key(i)))
         return data
 
-    def stamps(self, indices: np.ndarray) -> np.ndarray:
+    def change_stamps(self, indices: np.ndarray) -> np.ndarray:
         """int64 (len(indices), 2): size and modification time in ns of the file that holds the row."""
         stamps = np.full((len(self.files), 2), -1, np.int64)
         files = self.group_file[np.searchsorted(self.group_first, indices, "right") - 1]
@@ -143,7 +143,7 @@ class _Groups:
     first: array[int] = field(default_factory=lambda: array("q", [0]))
     file: array[int] = field(default_factory=lambda: array("i"))
     index: array[int] = field(default_factory=lambda: array("i"))
-    names: StringsBuilder = field(default_factory=StringsBuilder)
+    names: ByteStringsBuilder = field(default_factory=ByteStringsBuilder)
     labels: LabelColumn = field(default_factory=LabelColumn)
     image_bytes: int = 0
     all_named: bool = True
@@ -221,13 +221,13 @@ def _collect(path: str, number: int, groups: _Groups) -> None:
     groups.all_named &= columns.name_path is not None
 
 
-def _keys(groups: _Groups, paths: Sequence[Path], src: Path) -> Strings:
+def _keys(groups: _Groups, paths: Sequence[Path], src: Path) -> ByteStrings:
     """The images' own names where each has one and no two are equal, else file and row: `train-0.parquet/17`."""
     if groups.all_named:
         own = groups.names.build()
         if first_duplicate(own) is None:
             return own
-    keys = StringsBuilder()
+    keys = ByteStringsBuilder()
     file, row = -1, 0
     for group, number in enumerate(groups.file):
         row = row if number == file else 0

@@ -19,11 +19,11 @@ import numpy as np
 from pipeline.errors import BadSample, UsageError
 from pipeline.sources import names
 from pipeline.sources.base import Source, SourceSet
+from pipeline.sources.byte_strings import ByteStrings, ByteStringsBuilder, first_duplicate
 from pipeline.sources.files import bad_sample, read_file
 from pipeline.sources.folder import single_name
 from pipeline.sources.indexed import Indexed
 from pipeline.sources.labels import LabelColumn, resolve
-from pipeline.sources.strings import Strings, StringsBuilder, first_duplicate
 
 _ENCODED, _PATH, _ARRAY = 0, 1, 2
 _DTYPES = (np.dtype(np.uint8), np.dtype(np.uint16))
@@ -41,7 +41,7 @@ class PackedSource(Indexed):
     """
 
     def __init__(
-        self, payload: Strings, kind: np.ndarray, shape: np.ndarray, keys: Strings, labels: np.ndarray
+        self, payload: ByteStrings, kind: np.ndarray, shape: np.ndarray, keys: ByteStrings, labels: np.ndarray
     ) -> None:
         super().__init__(keys, labels)
         self.payload = payload
@@ -60,7 +60,7 @@ class PackedSource(Indexed):
             raise BadSample(reason, detail)
         return np.frombuffer(data, _DTYPES[dtype]).reshape((height, width, channels) if channels else (height, width))
 
-    def stamps(self, indices: np.ndarray) -> np.ndarray:
+    def change_stamps(self, indices: np.ndarray) -> np.ndarray:
         """int64 (len(indices), 2): a file's size and time; of other samples the size and CRC-32 of their bytes."""
         stamps = np.full((len(indices), 2), -1, np.int64)
         for row, i in enumerate(indices.tolist()):
@@ -84,7 +84,7 @@ class LazySource(Indexed):
         keys, labels: as everywhere.
     """
 
-    def __init__(self, samples: Sequence[Any], keys: Strings, labels: np.ndarray) -> None:
+    def __init__(self, samples: Sequence[Any], keys: ByteStrings, labels: np.ndarray) -> None:
         super().__init__(keys, labels)
         self.samples = samples
 
@@ -105,7 +105,7 @@ class LazySource(Indexed):
                 raise BadSample("corrupt", f"{names.text(self.key(i))}: {error}") from None
             raise bad_sample(error, self.key(i)) from None
 
-    def stamps(self, indices: np.ndarray) -> np.ndarray:
+    def change_stamps(self, indices: np.ndarray) -> np.ndarray:
         """int64 (len(indices), 2): zeros; whether a sequence's images have changed can't be seen cheaply."""
         return np.zeros((len(indices), 2), np.int64)
 
@@ -152,7 +152,7 @@ def open_sequence(src: Any, splits: Sequence[str] | None = None) -> SourceSet:
     if isinstance(src, str | os.PathLike | bytes):
         raise UsageError(f"{src!r}: --source sequence is for samples that a Python program passes; use another kind")
     parts: Mapping[str, Any] = src if isinstance(src, Mapping) else {single_name(splits): src}
-    keys: dict[str, Strings] = {}
+    keys: dict[str, ByteStrings] = {}
     columns: dict[str, LabelColumn] = {}
     packed: dict[str, _Packer] = {}
     for split, samples in parts.items():
@@ -177,7 +177,7 @@ class _Packer:
     """Collects a `PackedSource`."""
 
     def __init__(self) -> None:
-        self._payload = StringsBuilder()
+        self._payload = ByteStringsBuilder()
         self._kind = bytearray()
         self._shape = array("i")
 
@@ -201,17 +201,17 @@ class _Packer:
         self._kind.append(kind)
         self._shape.extend(shape)
 
-    def build(self, keys: Strings, labels: np.ndarray) -> PackedSource:
+    def build(self, keys: ByteStrings, labels: np.ndarray) -> PackedSource:
         kind, shape = np.array(self._kind, np.uint8), np.array(self._shape, np.int32).reshape(-1, 4)
         return PackedSource(self._payload.build(), kind, shape, keys, labels)
 
 
-def _go_through(samples: Sequence[Any], pack: _Packer | None) -> tuple[Strings, LabelColumn]:
+def _go_through(samples: Sequence[Any], pack: _Packer | None) -> tuple[ByteStrings, LabelColumn]:
     """Keys and labels of the samples, which are packed on the way where `pack` is given.
 
     Without keys of its own a sample's key is its path or, where there are none or they repeat, its number.
     """
-    column, keys, explicit = LabelColumn(), StringsBuilder(), False
+    column, keys, explicit = LabelColumn(), ByteStringsBuilder(), False
     for i in range(len(samples)):
         sample = samples[i]
         if not isinstance(sample, tuple | list) or len(sample) not in (2, 3):
@@ -234,7 +234,7 @@ def _go_through(samples: Sequence[Any], pack: _Packer | None) -> tuple[Strings, 
     if twice := first_duplicate(built):
         if explicit:
             raise UsageError(f"samples {twice[0]} and {twice[1]} have the same key {built[twice[0]]!r}; change one")
-        numbers = StringsBuilder()
+        numbers = ByteStringsBuilder()
         for i in range(len(built)):
             numbers.append(b"%d" % i)
         built = numbers.build()

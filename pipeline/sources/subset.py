@@ -12,7 +12,7 @@ import numpy as np
 
 from pipeline.errors import UsageError
 from pipeline.sources.base import UNLABELLED, Source, SourceSet
-from pipeline.sources.strings import Strings
+from pipeline.sources.byte_strings import ByteStrings
 
 
 class Subset:
@@ -39,7 +39,7 @@ class Subset:
         return None if blocks is None else np.unique(np.searchsorted(self.indices, blocks))
 
     def keys(self) -> tuple[np.ndarray, np.ndarray]:
-        keys = Strings(*self.source.keys()).take(self.indices)
+        keys = ByteStrings(*self.source.keys()).take(self.indices)
         return keys.blob, keys.offsets
 
     def key(self, i: int) -> bytes:
@@ -48,8 +48,8 @@ class Subset:
     def read(self, i: int) -> bytes | np.ndarray:
         return self.source.read(int(self.indices[i]))
 
-    def stamps(self, indices: np.ndarray) -> np.ndarray:
-        return self.source.stamps(self.indices[indices])
+    def change_stamps(self, indices: np.ndarray) -> np.ndarray:
+        return self.source.change_stamps(self.indices[indices])
 
 
 def order_classes(found: SourceSet, order: str | Path) -> SourceSet:

@@ -20,12 +20,12 @@ from pipeline.errors import UsageError
 from pipeline.sources import names
 from pipeline.sources.archive import ArchiveSource, Table, TableBuilder
 from pipeline.sources.base import SourceSet
-from pipeline.sources.depth import Deeper
+from pipeline.sources.byte_strings import ByteStrings, ByteStringsBuilder, first_duplicate, path_order
 from pipeline.sources.folder import single_name
 from pipeline.sources.ignored import OUTSIDE_SPLITS, Ignored
 from pipeline.sources.labels import LabelColumn, resolve
 from pipeline.sources.names import OUTSIDE_CLASSES
-from pipeline.sources.strings import Strings, StringsBuilder, first_duplicate, path_order
+from pipeline.sources.nested_images import NestedImages
 
 
 def find_files(src: Path, suffix: str) -> list[Path]:
@@ -83,7 +83,7 @@ def open_tar(src: Path, splits: Sequence[str] | None = None) -> SourceSet:
     table = table.take(images)
     classes: dict[str, set[bytes]] = {}
     rows: dict[str, array[int]] = {}
-    keys: dict[str, StringsBuilder] = {}
+    keys: dict[str, ByteStringsBuilder] = {}
     tops: dict[str, bytes] = {}
     for number, path in enumerate(paths):
         inside = np.flatnonzero(table.archive == number)
@@ -102,7 +102,7 @@ def open_tar(src: Path, splits: Sequence[str] | None = None) -> SourceSet:
             depth = found.depth + found.holds_splits
             tops.setdefault(split, b"/".join(folders[:depth]))
             rows.setdefault(split, array("q")).append(row)
-            keys.setdefault(split, StringsBuilder()).append(b"/".join(folders[depth:]))
+            keys.setdefault(split, ByteStringsBuilder()).append(b"/".join(folders[depth:]))
         top = table.names[int(inside[0])].split(b"/")[: found.depth] if len(inside) else []
         for folder in others.get(number, ()):
             if named := _class_folder(folder, top, found, default):
@@ -158,7 +158,7 @@ def _declare(columns: dict[str, LabelColumn], classes: dict[str, set[bytes]]) ->
                 columns[split].add(names.text(folder), 0)
 
 
-def _too_high(deeper: Deeper, top: bytes, split: str, src: Path) -> str:
+def _too_high(deeper: NestedImages, top: bytes, split: str, src: Path) -> str:
     """The warning; `top` is what was left out of the split's paths."""
     wanted = names.text(posixpath.join(top, deeper.wanted_root))
     flags = "" if split == "train" else f" with --split {split}"
@@ -166,7 +166,7 @@ def _too_high(deeper: Deeper, top: bytes, split: str, src: Path) -> str:
     return deeper.warning(f"{src}: {example}", f"unpack it and give the folder {wanted} as SRC{flags}")
 
 
-def _order(table: Table, paths: Sequence[Path], ignored: Ignored) -> tuple[Table, LabelColumn, Deeper]:
+def _order(table: Table, paths: Sequence[Path], ignored: Ignored) -> tuple[Table, LabelColumn, NestedImages]:
     """One split in the order of a sorted walk, its labels (the first folder, where there are folders), and what lies
     in folders below that."""
     inner = np.fromiter((b"/" in key for key in table.names), bool, len(table.names))
@@ -177,7 +177,7 @@ def _order(table: Table, paths: Sequence[Path], ignored: Ignored) -> tuple[Table
         table = table.take(np.flatnonzero(inner))
     table = table.take(path_order(table.names))
     refuse_duplicates(table, paths)
-    column, deeper = LabelColumn(), Deeper()
+    column, deeper = LabelColumn(), NestedImages()
     for key in table.names:
         column.add(names.text(key.partition(b"/")[0]) if labelled else None)
         deeper.look(key)
@@ -211,7 +211,7 @@ class Layout:
     wrapper: str = ""
 
 
-def layout(paths: Strings, where: str) -> Layout:
+def layout(paths: ByteStrings, where: str) -> Layout:
     """Find the folders of splits and classes in an archive's image paths.
 
     Raises:
@@ -241,7 +241,7 @@ def layout(paths: Strings, where: str) -> Layout:
     return plain
 
 
-def _common_folders(paths: Strings) -> tuple[list[bytes], int]:
+def _common_folders(paths: ByteStrings) -> tuple[list[bytes], int]:
     """The leading folders that all paths share, and the least number of folders before a file name."""
     common: list[bytes] = []
     nearest = -1

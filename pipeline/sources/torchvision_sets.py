@@ -21,10 +21,10 @@ import numpy as np
 from pipeline.errors import UsageError
 from pipeline.sources import names
 from pipeline.sources.base import Source, SourceSet
+from pipeline.sources.byte_strings import ByteStrings, ByteStringsBuilder
 from pipeline.sources.folder import single_name
 from pipeline.sources.labels import LabelColumn, resolve
 from pipeline.sources.sequence import LazySource, PackedSource, image_array
-from pipeline.sources.strings import Strings, StringsBuilder
 
 PREFIX = "torchvision:"
 DEFAULT_ROOT = "data"
@@ -176,7 +176,7 @@ def _labels(dataset: Any, src: str) -> LabelColumn:
 
 
 def _source(dataset: Any, labels: np.ndarray) -> Source:
-    numbers = StringsBuilder()
+    numbers = ByteStringsBuilder()
     for i in range(len(dataset)):
         numbers.append(b"%d" % i)
     images = _one_array(dataset)
@@ -185,7 +185,7 @@ def _source(dataset: Any, labels: np.ndarray) -> Source:
     count, size = len(images), images[0].size
     shape = np.zeros((count, 4), np.int32)
     shape[:, : images.ndim - 1] = images.shape[1:]
-    payload = Strings(images.reshape(-1), np.arange(count + 1, dtype=np.int64) * size)
+    payload = ByteStrings(images.reshape(-1), np.arange(count + 1, dtype=np.int64) * size)
     return PackedSource(payload, np.full(count, _ARRAY, np.uint8), shape, numbers.build(), labels)
 
 

@@ -22,10 +22,10 @@ from pipeline.errors import UsageError
 from pipeline.sources import names
 from pipeline.sources.archive import ArchiveSource, Table, TableBuilder, opened
 from pipeline.sources.base import Source, SourceSet
+from pipeline.sources.byte_strings import ByteStringsBuilder, first_duplicate
 from pipeline.sources.folder import single_name
 from pipeline.sources.ignored import NO_IMAGE, OTHER_FILE, Ignored
 from pipeline.sources.labels import LabelColumn, all_integers, resolve, stated
-from pipeline.sources.strings import StringsBuilder, first_duplicate
 from pipeline.sources.tar import find_files, split_of_archive
 from pipeline.sources.tarfiles import members, pread
 
@@ -40,7 +40,7 @@ class _Shards:
     """One split's samples while they are collected."""
 
     rows: array[int] = field(default_factory=lambda: array("q"))
-    keys: StringsBuilder = field(default_factory=StringsBuilder)
+    keys: ByteStringsBuilder = field(default_factory=ByteStringsBuilder)
     column: LabelColumn = field(default_factory=LabelColumn)
     without: int | None = None
     """The first sample that states no label."""
@@ -192,7 +192,7 @@ def _finish(shards: _Shards, table: Table, paths: Sequence[Path]) -> Table:
             "others have; add it (-1 for none)"
         )
     if first_duplicate(part.names) is not None:
-        keys = StringsBuilder()
+        keys = ByteStringsBuilder()
         for archive, key in zip(part.archive.tolist(), part.names, strict=True):
             keys.append(os.fsencode(paths[archive].stem) + b"/" + key)
         part.names = keys.build()

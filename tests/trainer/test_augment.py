@@ -12,7 +12,7 @@ from trainer.augment import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     Boxes,
-    Pixels,
+    DeviceTransform,
     make_mix,
     resized_crop,
     resized_crop_boxes,
@@ -30,8 +30,8 @@ def images(n: int = 6, size: int = 40, channels: int = 3) -> torch.Tensor:
     )
 
 
-def pixels(config: Config, channels: int = 3) -> Pixels:
-    return Pixels(config, [0.5] * channels, [0.25] * channels, CPU)
+def pixels(config: Config, channels: int = 3) -> DeviceTransform:
+    return DeviceTransform(config, [0.5] * channels, [0.25] * channels, CPU)
 
 
 @pytest.mark.parametrize("out", [8, 24, 40, 56])
@@ -109,7 +109,7 @@ def test_one_channel_becomes_three_and_imagenet_statistics() -> None:
     assert out.shape == (2, 3, 4, 4)
     assert torch.equal(out[:, 0], out[:, 2])
     batch = images(2, 4)
-    out = Pixels(Config("s"), IMAGENET_MEAN, IMAGENET_STD, CPU).evaluation(batch)
+    out = DeviceTransform(Config("s"), IMAGENET_MEAN, IMAGENET_STD, CPU).evaluation(batch)
     assert torch.allclose(out, tv.normalize(batch / 255, list(IMAGENET_MEAN), list(IMAGENET_STD)), atol=1e-5)
 
 

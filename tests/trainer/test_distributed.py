@@ -34,7 +34,7 @@ from training_runs import (
     wait_until,
 )
 
-from trainer.augment import Pixels
+from trainer.augment import DeviceTransform
 from trainer.config import Config
 from trainer.dataset import RankPartitionedDataset
 from trainer.evaluation import evaluate
@@ -56,7 +56,7 @@ def evaluations(folder: Path, ranks: Ranks) -> dict[str, Any]:
     torch.manual_seed(0)
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.1)
-    pixels = Pixels(Config("s"), [0.3] * 3, [0.2] * 3, CPU)
+    pixels = DeviceTransform(Config("s"), [0.3] * 3, [0.2] * 3, CPU)
     figures = {}
     for split in ("val", "few"):
         data = RankPartitionedDataset(

@@ -179,7 +179,7 @@ def test_dropped_batches_memory_is_used_again(store):
     held = list(loader)
     del held
     gc.collect()
-    assert len(loader._ring._free) <= loader.threads + 4  # what `list` needed beyond that is freed
+    assert len(loader._pool._free) <= loader.threads + 4  # what `list` needed beyond that is freed
 
 
 def test_batches_are_writable_and_apart_from_the_store(store):
@@ -408,7 +408,7 @@ def test_close_at_any_moment(store):
     loader.close()
     del kept
     gc.collect()
-    assert len(loader._ring._free) == 0
+    assert len(loader._pool._free) == 0
 
 
 def test_a_new_iteration_ends_the_one_before(store):

@@ -19,9 +19,7 @@ from stores import make_store
 from training_runs import flags, metrics, quadrant_images, quadrant_store, refusal, run_here
 
 from pipeline.errors import UsageError
-from trainer import evaluation, main
-from trainer import run_folder as checkpoint_module
-from trainer import stop as watch
+from trainer import evaluation, main, run_folder, stop
 from trainer.config import Config
 from trainer.metrics import draw_curves
 from trainer.run_folder import read_checkpoint
@@ -74,14 +72,14 @@ def assert_same(a: Any, b: Any, path: str = "") -> None:
 
 def interrupt_at(monkeypatch: pytest.MonkeyPatch, step: int, number: int = signal.SIGTERM) -> None:
     """Send this process a signal when the step is done."""
-    original = LossWatch.follow
+    original = LossWatch.record_step
 
-    def follow(self: LossWatch, at: int, *args: Any) -> Any:
+    def record_step(self: LossWatch, at: int, *args: Any) -> Any:
         if at == step:
             os.kill(os.getpid(), number)
         return original(self, at, *args)
 
-    monkeypatch.setattr(watch.LossWatch, "follow", follow)
+    monkeypatch.setattr(stop.LossWatch, "record_step", record_step)
 
 
 def test_a_run_learns_and_writes_what_it_promises(
@@ -337,7 +335,7 @@ def no_space(*args: Any, **options: Any) -> None:
 def test_a_full_disk_during_the_run_is_the_last_word(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(checkpoint_module.torch, "save", no_space)
+    monkeypatch.setattr(run_folder.torch, "save", no_space)
     monkeypatch.setattr("trainer.metrics.draw_curves", no_space)
     monkeypatch.setattr("trainer.metrics.SummaryWriter.close", no_space)
     line = refusal(capsys, code=1, data=store, out=tmp_path)
@@ -442,7 +440,7 @@ def test_an_interrupt_before_the_first_step_is_one_line(
     def interrupt(*args: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("trainer.training.Session", interrupt)
+    monkeypatch.setattr("trainer.training.TrainingSetup", interrupt)
     out = tmp_path / "run"
     assert refusal(capsys, code=130, data=store, out=out) == "trainer: interrupted before the first step"
     line = refusal(capsys, code=130, data=store, eval_only=True, weights="w.pt")

@@ -13,7 +13,7 @@ from trainer.reading.copy_crops import aligned_empty
 
 
 class Memory(NamedTuple):
-    """One batch's memory in the ring."""
+    """One batch's memory in the pool."""
 
     array: np.ndarray
     """uint8 (B, H, W, C)"""
@@ -22,7 +22,7 @@ class Memory(NamedTuple):
     """CUDA event: the last copy from here to the device is done."""
 
 
-class Ring:
+class BatchPool:
     """Batch memory that is used again once nothing refers to it: allocating it anew costs more than the copy does."""
 
     def __init__(self, batch_size: int, crop_shape: tuple[int, int, int], device: torch.device, threads: int) -> None:

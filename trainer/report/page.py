@@ -26,7 +26,7 @@ from pipeline.html.page import (
     tag,
     tiles,
 )
-from trainer.report.records import Run, compare_configs
+from trainer.report.records import RunRecord, compare_configs
 
 MOST_POINTS = 150
 MOST_ROWS = 3_000
@@ -68,7 +68,7 @@ SPEED = (
 )
 
 
-def render(runs: Sequence[Run]) -> bytes:
+def render(runs: Sequence[RunRecord]) -> bytes:
     """The page's bytes."""
     sections = [
         ("curves", "Curves", _charts("curves", "Curves", runs, LEARNING)),
@@ -82,7 +82,7 @@ def render(runs: Sequence[Run]) -> bytes:
     return page("Training report", title, _lead(runs), sections, front=front)
 
 
-def _lead(runs: Sequence[Run]) -> str:
+def _lead(runs: Sequence[RunRecord]) -> str:
     models = dict.fromkeys(str(run.config["model"]) for run in runs if "model" in run.config)
     data = dict.fromkeys(Path(str(run.config["data"])).name for run in runs if "data" in run.config)
     words = [
@@ -91,13 +91,13 @@ def _lead(runs: Sequence[Run]) -> str:
     return f"{' trained on '.join(words)}." if len(words) == 2 else "No config was found beside the metrics."
 
 
-def _tiles(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
+def _tiles(runs: Sequence[RunRecord]) -> list[tuple[str, str, str]]:
     several, planned = len(runs) > 1, runs[0].config.get("epochs")
     rest = "in all" if several else "" if planned is None else f"of {planned}"
     made = [("Epochs", count(sum(len(run.epochs) for run in runs)), rest)]
 
     def add(
-        name: str, find: Callable[[Run], tuple[float | None, str]], text: Format, better: Callable[..., Any]
+        name: str, find: Callable[[RunRecord], tuple[float | None, str]], text: Format, better: Callable[..., Any]
     ) -> None:
         """The best run's figure; `find` gives a run's figure and a remark on it."""
         found = [(*find(run), run.name) for run in runs if find(run)[0] is not None]
@@ -116,13 +116,13 @@ def _tiles(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
     return made
 
 
-def _progress(run: Run) -> str:
+def _progress(run: RunRecord) -> str:
     done, planned = run.epochs[-1]["epoch"] if run.epochs else 0, run.config.get("epochs")
     return f"{done} of {planned}" if planned is not None else str(done)
 
 
-def _overview(runs: Sequence[Run]) -> Html:
-    columns: list[tuple[str, Callable[[Run], float | None], Format, Callable[..., Any] | None]] = [
+def _overview(runs: Sequence[RunRecord]) -> Html:
+    columns: list[tuple[str, Callable[[RunRecord], float | None], Format, Callable[..., Any] | None]] = [
         ("Best top-1", lambda run: run.best("val_top1")[0], percent, max),
         ("at epoch", lambda run: run.best("val_top1")[1], count, None),
         ("Last top-1", lambda run: run.last("val_top1"), percent, max),
@@ -155,7 +155,7 @@ def _best(text: str) -> Html:
     return tag("td", star, text, tag("span", " (best)", class_="unseen"), class_="num best")
 
 
-def _charts(anchor: str, title: str, runs: Sequence[Run], figures: Sequence[Figure]) -> Html:
+def _charts(anchor: str, title: str, runs: Sequence[RunRecord], figures: Sequence[Figure]) -> Html:
     drawn, missing = [], []
     for one in figures:
         series = [_series(run, number, one.key) for number, run in enumerate(runs)]
@@ -173,7 +173,7 @@ def _charts(anchor: str, title: str, runs: Sequence[Run], figures: Sequence[Figu
     return section(anchor, title, key, tag("div", *drawn, class_="columns wide"), note)
 
 
-def _series(run: Run, number: int, key: str) -> Series:
+def _series(run: RunRecord, number: int, key: str) -> Series:
     values = run.values(key)
     chosen = _thin(len(values), MOST_POINTS)
     return Series(run.name, [run.epochs[i]["epoch"] for i in chosen], [values[i] for i in chosen], number)
@@ -185,12 +185,12 @@ def _thin(num: int, most: int) -> list[int]:
     return [round(i * (num - 1) / max(most - 1, 1)) for i in range(most)]
 
 
-def _words(run: Run, one: Figure) -> str:
+def _words(run: RunRecord, one: Figure) -> str:
     values = run.finite(one.key)
     return f"{run.name}: from {one.text(values[0])} to {one.text(values[-1])}." if values else f"{run.name}: none."
 
 
-def _configs(runs: Sequence[Run]) -> Html:
+def _configs(runs: Sequence[RunRecord]) -> Html:
     different, equal = compare_configs(runs)
     parts: list[Html] = []
     if len(runs) > 1:
@@ -221,7 +221,7 @@ def _value(text: str, is_odd: bool) -> Html:
     return tag("td", mark, tag("code", text or "not set"), said, class_="differs" if is_odd else None)
 
 
-def _code(runs: Sequence[Run]) -> Html:
+def _code(runs: Sequence[RunRecord]) -> Html:
     rows = []
     for run in runs:
         start = run.starts[-1] if run.starts else {}
@@ -238,7 +238,7 @@ def _code(runs: Sequence[Run]) -> Html:
     return section("code", "Code and machines", listing, tag("p", note, class_="note"))
 
 
-def _epochs(runs: Sequence[Run]) -> Html:
+def _epochs(runs: Sequence[RunRecord]) -> Html:
     figures = [*LEARNING, *SPEED]
     most = max(LEAST_ROWS, MOST_ROWS // len(runs))
     parts = []

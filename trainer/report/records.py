@@ -21,7 +21,7 @@ IDENTITY_FIELDS = frozenset({"out", "resume", "debug"})
 
 
 @dataclass(frozen=True)
-class Run:
+class RunRecord:
     """One run's folder.
 
     Attributes:
@@ -63,7 +63,9 @@ class Run:
         return statistics.median(values[1:] or values) if values else None
 
 
-def load_runs(paths: Sequence[str | os.PathLike[str]], note: Callable[[str], object] = lambda line: None) -> list[Run]:
+def load_runs(
+    paths: Sequence[str | os.PathLike[str]], note: Callable[[str], object] = lambda line: None
+) -> list[RunRecord]:
     """Read the runs' folders, in the order given, each once.
 
     Args:
@@ -94,7 +96,7 @@ def _names(folders: Sequence[Path]) -> list[str]:
     return names
 
 
-def _load(name: str, folder: Path) -> Run:
+def _load(name: str, folder: Path) -> RunRecord:
     file = folder / METRICS
     if not file.is_file():
         what = "has no metrics.jsonl" if folder.is_dir() else "no such folder"
@@ -108,7 +110,7 @@ def _load(name: str, folder: Path) -> Run:
             raise Error(f"{file}: line {number}: {what}; mend or delete that line")
         epochs[line["epoch"]] = line  # a later line of the same epoch replaces it
     starts, _ = json_lines(folder / STARTS)
-    return Run(name, folder, _config(folder / CONFIG), [epochs[key] for key in sorted(epochs)], starts, is_cut)
+    return RunRecord(name, folder, _config(folder / CONFIG), [epochs[key] for key in sorted(epochs)], starts, is_cut)
 
 
 def json_lines(file: Path) -> tuple[list[dict[str, Any]], bool]:
@@ -164,7 +166,7 @@ def _config(file: Path) -> dict[str, Any]:
     return value
 
 
-def compare_configs(runs: Sequence[Run]) -> tuple[dict[str, list[str]], dict[str, str]]:
+def compare_configs(runs: Sequence[RunRecord]) -> tuple[dict[str, list[str]], dict[str, str]]:
     """(fields that differ, with one text per run, empty where a run doesn't have the field; fields that are equal, with
     their value), in the order of the config."""
     different: dict[str, list[str]] = {}

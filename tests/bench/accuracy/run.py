@@ -24,8 +24,8 @@ from trainer.dataset import RankPartitionedDataset
 from trainer.evaluation import evaluate
 from trainer.loader import Loader
 from trainer.ranks import Ranks
-from trainer.setup import Session
-from trainer.training import Run
+from trainer.setup import TrainingSetup
+from trainer.training import TrainingRun
 
 NARROW = "resnet_small_narrow"
 """The trainer's resnet_small at half its width: 104,000 parameters."""
@@ -64,7 +64,7 @@ class OrdinaryLoader(Loader):
         self.data.set_epoch(epoch + 1)
 
 
-class OrdinarySession(Session):
+class OrdinarySession(TrainingSetup):
     """A session whose training batches come from the JPEGs."""
 
     folder: Path
@@ -88,7 +88,7 @@ class _Losses:
         self.train.append(line["train_loss"])
 
 
-def start(name: str, seed: int, settings: Settings, work: Path) -> Run:
+def start(name: str, seed: int, settings: Settings, work: Path) -> TrainingRun:
     """Set up a run, as `trainer/main.py` would, without its output folder.
 
     Args:
@@ -98,12 +98,12 @@ def start(name: str, seed: int, settings: Settings, work: Path) -> Run:
     models.OWN.setdefault(NARROW, lambda num_classes, _: models.ResNetSmall(num_classes, 8))
     chosen = arm(name)
     config = chosen.config(settings, work / "stores", seed)
-    kind = OrdinarySession if chosen.min_area else Session
+    kind = OrdinarySession if chosen.min_area else TrainingSetup
     session = kind(config, Ranks(), torch.device("cpu"), lambda _: None)
     if isinstance(session, OrdinarySession):
         session.folder, session.min_area = work / "originals" / "train", chosen.min_area
     session.val = None  # evaluated once, at the end
-    return Run(session, None, lambda _: None)
+    return TrainingRun(session, None, lambda _: None)
 
 
 def train_and_evaluate(name: str, seed: int, settings: Settings, work: Path) -> dict[str, Any]:

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 from pipeline.conversion import chunk_writer as chunk_file
-from pipeline.conversion.chunk_writer import ChunkFile
+from pipeline.conversion.chunk_writer import ChunkWriter
 from pipeline.store.geometry import Geometry
 
 
 def write(path, images, chunk_images):
-    """The images, then padding, as one chunk; returns the closed ChunkFile."""
+    """The images, then padding, as one chunk; returns the closed ChunkWriter."""
     geometry = Geometry(size=images.shape[1], channels={1: "gray", 3: "rgb"}[images.shape[3]])
-    with open(path, "wb") as file, ChunkFile(file, geometry, chunk_images) as chunk:
+    with open(path, "wb") as file, ChunkWriter(file, geometry, chunk_images) as chunk:
         for image in images:
-            chunk.place()[:] = image
-            chunk.advance()
+            chunk.next_slot()[:] = image
+            chunk.mark_filled()
         chunk.finish(chunk_images - len(images))
     return chunk
 

@@ -55,7 +55,7 @@ class Repeated:
     def read(self, i):
         with open(self.files[i % len(self.files)], "rb") as file:
             return file.read()
-    def stamps(self, indices):
+    def change_stamps(self, indices):
         return np.zeros((len(indices), 2), np.int64)
 
 files, num, dst, options = json.loads(sys.argv[1])

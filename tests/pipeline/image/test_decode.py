@@ -268,7 +268,9 @@ def decoded_full(data: bytes) -> np.ndarray:
     out = np.empty(geometry.image_shape, np.uint8)
     pixels, info = decode._decode_pil(data, DecodeOptions(), exif_transpose=False)
     assert info.height
-    decode.resize_into(pixels, decode.place(info.height, info.width, geometry).box, (32, 32), geometry.filter, out)
+    decode.resize_into(
+        pixels, decode.crop_placement(info.height, info.width, geometry).box, (32, 32), geometry.filter, out
+    )
     return out
 
 

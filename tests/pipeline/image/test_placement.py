@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torchvision.transforms.functional import _compute_resized_output_size
 from torchvision.transforms.v2.functional._geometry import _center_crop_compute_crop_anchor
 
-from pipeline.image.placement import place
+from pipeline.image.placement import crop_placement
 from pipeline.store.geometry import Geometry
 
 pytestmark = pytest.mark.quick
@@ -18,7 +18,7 @@ sides = st.integers(1, 5000)
 @given(height=sides, width=sides, size=st.integers(1, 512))
 @settings(max_examples=300, deadline=None)
 def test_crop_is_torchvisions_resize_and_centre_crop(height: int, width: int, size: int) -> None:
-    placement = place(height, width, Geometry(size))
+    placement = crop_placement(height, width, Geometry(size))
     h, w = _compute_resized_output_size((height, width), [size])
     top, left = _center_crop_compute_crop_anchor(size, size, h, w)
     expected = (left * width / w, top * height / h, (left + size) * width / w, (top + size) * height / h)
@@ -30,7 +30,7 @@ def test_crop_is_torchvisions_resize_and_centre_crop(height: int, width: int, si
 @given(height=sides, width=sides, size=st.integers(1, 512), fit=st.sampled_from(["crop", "stretch", "pad"]))
 @settings(max_examples=300, deadline=None)
 def test_box_lies_in_the_image_and_result_in_the_square(height: int, width: int, size: int, fit: str) -> None:
-    placement = place(height, width, Geometry(size, fit))
+    placement = crop_placement(height, width, Geometry(size, fit))
     left, top, right, bottom = placement.box
     assert 0 <= left < right <= width
     assert 0 <= top < bottom <= height
@@ -52,12 +52,12 @@ def test_box_lies_in_the_image_and_result_in_the_square(height: int, width: int,
 def test_pad_keeps_the_aspect_and_centres(
     height: int, width: int, size: tuple[int, int], offset: tuple[int, int]
 ) -> None:
-    placement = place(height, width, Geometry(64, "pad"))
+    placement = crop_placement(height, width, Geometry(64, "pad"))
     assert placement.box == (0, 0, width, height)
     assert (placement.size, placement.offset) == (size, offset)
 
 
 def test_scale_is_the_smaller_direction() -> None:
-    assert place(640, 320, Geometry(32, "stretch")).scale == 10
-    assert place(640, 320, Geometry(32)).scale == 10
-    assert place(16, 16, Geometry(32)).scale == 0.5
+    assert crop_placement(640, 320, Geometry(32, "stretch")).scale == 10
+    assert crop_placement(640, 320, Geometry(32)).scale == 10
+    assert crop_placement(16, 16, Geometry(32)).scale == 0.5

@@ -156,7 +156,7 @@ class NpzSource:
     def read(self, i):
         return np.load(self.path)["images"][i]
 
-    def stamps(self, indices):
+    def change_stamps(self, indices):
         return np.zeros((len(indices), 2), np.int64)
 
 

@@ -190,7 +190,7 @@ def test_link_to_a_folder_above_ends(tmp_path):
 
 def reason(source, key: bytes) -> str:
     i = [source.key(i) for i in range(len(source))].index(key)
-    assert source.stamps(np.array([i])).shape == (1, 2)
+    assert source.change_stamps(np.array([i])).shape == (1, 2)
     with pytest.raises(BadSample) as caught:
         source.read(i)
     return caught.value.reason
@@ -305,12 +305,12 @@ def test_order_of_listing_leaves_no_trace(tmp_path, monkeypatch):
 
 def test_stamps_change_with_the_file(tmp_path):
     source = open_source(write(tmp_path, "a/1.jpg", "a/2.jpg")).splits["train"]
-    before = source.stamps(np.array([0, 1]))
+    before = source.change_stamps(np.array([0, 1]))
     assert before.dtype == np.int64
     assert before[:, 0].tolist() == [7, 7]
     os.utime(tmp_path / "a/1.jpg", ns=(1, 1))
     (tmp_path / "a/2.jpg").unlink()
-    assert source.stamps(np.array([0, 1])).tolist() == [[7, 1], [-1, -1]]
+    assert source.change_stamps(np.array([0, 1])).tolist() == [[7, 1], [-1, -1]]
 
 
 def test_a_worker_maps_the_index(tmp_path):

@@ -251,9 +251,9 @@ def test_stamps_are_of_the_file(tmp_path):
     write(tmp_path / "train-1.parquet", [(image("b"), 1)])
     source = open_source(tmp_path).splits["train"]
     sizes = [(tmp_path / f"train-{i}.parquet").stat().st_size for i in (0, 1)]
-    assert source.stamps(np.array([3, 0, 2]))[:, 0].tolist() == [sizes[1], sizes[0], sizes[0]]
+    assert source.change_stamps(np.array([3, 0, 2]))[:, 0].tolist() == [sizes[1], sizes[0], sizes[0]]
     (tmp_path / "train-0.parquet").unlink()
-    assert source.stamps(np.array([0])).tolist() == [[-1, -1]]
+    assert source.change_stamps(np.array([0])).tolist() == [[-1, -1]]
 
 
 def test_without_pyarrow(tmp_path, monkeypatch):

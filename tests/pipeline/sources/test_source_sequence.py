@@ -235,9 +235,11 @@ def test_a_path_is_no_sequence(tmp_path):
 def test_stamps_follow_the_content(tmp_path):
     write_files(tmp_path, "a.jpg")
     source = only([(b"abc", 0), (GRAY, 0), (tmp_path / "a.jpg", 0), (tmp_path / "no.jpg", 0)])
-    stamps = source.stamps(np.arange(4))
+    stamps = source.change_stamps(np.arange(4))
     assert stamps[:, 0].tolist() == [3, 20, len("a.jpg"), -1]
-    other = only([(b"abd", 0), (GRAY, 0), (tmp_path / "a.jpg", 0), (tmp_path / "no.jpg", 0)]).stamps(np.arange(4))
+    other = only([(b"abd", 0), (GRAY, 0), (tmp_path / "a.jpg", 0), (tmp_path / "no.jpg", 0)]).change_stamps(
+        np.arange(4)
+    )
     assert (stamps != other).any(1).tolist() == [True, False, False, False]
 
 
@@ -263,7 +265,7 @@ def test_a_lazy_sequence_is_asked_when_read(tmp_path):
     joblib.dump(source, tmp_path / "index")
     again = joblib.load(tmp_path / "index", mmap_mode="r")
     assert [int(again.read(i)[0, 0]) for i in range(3)] == [0, 1, 2]
-    assert again.stamps(np.arange(3)).tolist() == [[0, 0]] * 3
+    assert again.change_stamps(np.arange(3)).tolist() == [[0, 0]] * 3
 
 
 def test_a_lazy_sequence_of_a_script_is_pickled_by_value(tmp_path):

@@ -125,7 +125,7 @@ def test_unlabelled_samples(root, tmp_path):
 def test_a_subset_reads_stamps_and_pickles_as_its_source(root, tmp_path):
     whole = open_source(root).splits["train"]
     part = open_source(root, classes=lines(tmp_path, "2\n"), limit_per_class=2).splits["train"]
-    assert part.stamps(np.array([1])).tolist() == whole.stamps(np.array([7])).tolist()
+    assert part.change_stamps(np.array([1])).tolist() == whole.change_stamps(np.array([7])).tolist()
     assert samples(pickle.loads(pickle.dumps(part))) == samples(part)
     joblib.dump(part, tmp_path / "index")
     assert samples(joblib.load(tmp_path / "index", mmap_mode="r")) == samples(part)

@@ -188,7 +188,7 @@ def test_an_archive_that_shrinks_or_goes_stops_the_job(tmp_path):
     path.unlink()
     with pytest.raises(Error, match=r"x.tar: No such file or directory"):
         again.read(0)
-    assert again.stamps(np.array([0, 1])).tolist() == [[-1, -1], [-1, -1]]
+    assert again.change_stamps(np.array([0, 1])).tolist() == [[-1, -1], [-1, -1]]
 
 
 def test_error_of_the_disk_is_a_bad_sample(tmp_path, monkeypatch):
@@ -207,7 +207,7 @@ def test_stamps(tmp_path):
     path = write_tar(tmp_path / "x.tar", "a/1.jpg", "a/22.jpg")
     source = open_source(path).splits["train"]
     os.utime(path, ns=(5, 7))
-    assert source.stamps(np.array([1, 0])).tolist() == [[8, 7], [7, 7]]
+    assert source.change_stamps(np.array([1, 0])).tolist() == [[8, 7], [7, 7]]
 
 
 def test_a_worker_maps_the_index_and_opens_archives_itself(tmp_path):

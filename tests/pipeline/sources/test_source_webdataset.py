@@ -157,4 +157,4 @@ def test_annotations_beside_images_make_no_webdataset(tmp_path):
 
 def test_stamps_are_of_the_image(tmp_path):
     source = open_source(write_shard(tmp_path / "x.tar", *_samples({"a": "0", "bb": "1"}))).splits["train"]
-    assert source.stamps(np.array([0, 1]))[:, 0].tolist() == [7, 8]
+    assert source.change_stamps(np.array([0, 1]))[:, 0].tolist() == [7, 8]

@@ -10,7 +10,7 @@ import numpy as np
 _TAKE_BLOCK = 1 << 16  # strings gathered at a time, so that the index arrays stay small
 
 
-class Strings:
+class ByteStrings:
     """An immutable sequence of byte strings.
 
     Args:
@@ -37,7 +37,7 @@ class Strings:
             for i in range(len(bounds) - 1):
                 yield bytes(blob[bounds[i] : bounds[i + 1]])
 
-    def take(self, indices: np.ndarray) -> Strings:
+    def take(self, indices: np.ndarray) -> ByteStrings:
         """The strings at `indices`, int64 (M,), in that order."""
         starts, lengths = self.offsets[:-1][indices], np.diff(self.offsets)[indices]
         offsets = np.zeros(len(indices) + 1, np.int64)
@@ -48,10 +48,10 @@ class Strings:
             begin, end = int(offsets[first]), int(offsets[min(first + _TAKE_BLOCK, len(indices))])
             shift = np.repeat(starts[block] - offsets[:-1][block], lengths[block])
             blob[begin:end] = self.blob[shift + np.arange(begin, end)]
-        return Strings(blob, offsets)
+        return ByteStrings(blob, offsets)
 
 
-class StringsBuilder:
+class ByteStringsBuilder:
     """Collects byte strings one by one without keeping an object for each."""
 
     def __init__(self) -> None:
@@ -65,12 +65,12 @@ class StringsBuilder:
         self._blob += value
         self._offsets.append(len(self._blob))
 
-    def build(self) -> Strings:
+    def build(self) -> ByteStrings:
         """The strings collected; the builder can't be appended to afterwards."""
-        return Strings(np.frombuffer(self._blob, np.uint8), np.frombuffer(self._offsets, np.int64))
+        return ByteStrings(np.frombuffer(self._blob, np.uint8), np.frombuffer(self._offsets, np.int64))
 
 
-def path_order(paths: Strings) -> np.ndarray:
+def path_order(paths: ByteStrings) -> np.ndarray:
     """int64 (N,): the order of `paths` sorted by their components, compared as bytes.
 
     It is the order of a walk that lists each folder sorted, so that an archive and its extracted copy agree.
@@ -81,7 +81,7 @@ def path_order(paths: Strings) -> np.ndarray:
     return np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
 
 
-def first_duplicate(strings: Strings) -> tuple[int, int] | None:
+def first_duplicate(strings: ByteStrings) -> tuple[int, int] | None:
     """Positions of the first string that occurs twice, or None."""
     hashes = np.fromiter((hash(value) for value in strings), np.int64, len(strings))
     order = np.argsort(hashes, kind="stable")

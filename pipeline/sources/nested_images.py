@@ -11,7 +11,7 @@ from pipeline.text import counted
 _CLASSES_NAMED = 3
 
 
-class Deeper:
+class NestedImages:
     """Collects such images of one split, given the keys of all its labelled images in their order."""
 
     def __init__(self) -> None:

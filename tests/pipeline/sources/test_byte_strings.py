@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.sources import strings
-from pipeline.sources.strings import StringsBuilder, first_duplicate, path_order
+from pipeline.sources import byte_strings as strings
+from pipeline.sources.byte_strings import ByteStringsBuilder, first_duplicate, path_order
 
 
 def pack(values):
-    builder = StringsBuilder()
+    builder = ByteStringsBuilder()
     for value in values:
         builder.append(value)
     assert len(builder) == len(values)
