@@ -66,6 +66,7 @@ lint: $(VENV)/.setup-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 format: $(VENV)/.setup-dev
 	$(BIN)/ruff check --fix .
