@@ -1,4 +1,4 @@
-"""Numbers in sentences for people: counts with their nouns, durations."""
+"""Text for people: counts with their nouns, durations, names and messages that fit a line."""
 
 from __future__ import annotations
 
@@ -17,6 +17,16 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 def are(number: int) -> str:
     """The verb to a count: `is` or `are`."""
     return "is" if number == 1 else "are"
+
+
+def as_text(name: bytes) -> str:
+    """A key or file name as text that any JSON reader accepts: bytes that aren't UTF-8 are written as `\\xNN`."""
+    return name.decode("utf-8", "backslashreplace")
+
+
+def one_line(message: object) -> str:
+    """An error's or another message on one line; an empty one gives the name of its type."""
+    return " ".join(str(message).split()) or type(message).__name__
 
 
 def printable(text: str) -> str:

@@ -12,7 +12,6 @@ import joblib
 import numpy as np
 import zarr
 
-from pipeline.conversion.commit import key_text
 from pipeline.errors import BadSample, Error, StoreError, UsageError
 from pipeline.image.decode import DecodeOptions, decode_into
 from pipeline.image.resize import channel_sums
@@ -22,7 +21,7 @@ from pipeline.sources.base import Source, SourceSet
 from pipeline.store.geometry import Geometry
 from pipeline.store.reader import BAD_LABEL, SMALL_ARRAYS, UNLABELLED, Split, Store
 from pipeline.store.writer import SplitArrays, array_digests, channel_statistics, known_codecs, sample_fingerprint
-from pipeline.text import counted
+from pipeline.text import as_text, counted
 
 
 def verify(
@@ -216,7 +215,7 @@ def _open_origin(
     Raises:
         UsageError: it can't be opened, has no such split, or none of the split's samples.
     """
-    example, made_of = key_text(split.key(0)), split.attrs["recipe"].get("source", "unknown")
+    example, made_of = as_text(split.key(0)), split.attrs["recipe"].get("source", "unknown")
     expected = (
         f"expected is the SRC that {split.store_path} was converted from: a source of kind {made_of} with a split "
         f"{split.name} of {counted(split.num_samples, 'sample')}, such as {example}"
@@ -233,7 +232,7 @@ def _open_origin(
     if (index < 0).all():
         raise UsageError(
             f"--against {against}: none of the samples of {split.name} is there ({counted(len(origin), 'other')}, such "
-            f"as {key_text(origin.key(0))}); {expected}"
+            f"as {as_text(origin.key(0))}); {expected}"
         )
     return found, index
 
@@ -251,12 +250,12 @@ def _compare(
     wanted = np.array([class_of.get(name, -3) for name in store.class_ids] + [UNLABELLED], np.int64)
     for slot in range(split.num_samples):
         if index[slot] < 0:
-            problems.append(f"{split.path}: slot {slot}, {key_text(split.key(slot))}: not in {found.origin}")
+            problems.append(f"{split.path}: slot {slot}, {as_text(split.key(slot))}: not in {found.origin}")
         elif split.labels[slot] != BAD_LABEL:
             label = int(split.labels[slot])
             if wanted[label if label >= 0 else -1] != origin.labels[index[slot]]:
                 problems.append(
-                    f"{split.path}: slot {slot}, {key_text(split.key(slot))}: label {label} differs from the source's"
+                    f"{split.path}: slot {slot}, {as_text(split.key(slot))}: label {label} differs from the source's"
                 )
         if len(problems) >= 20:
             return 0, [*problems, f"{split.path}: more differences; stopped after 20"]
@@ -272,7 +271,7 @@ def _compare(
     place = np.empty(geometry.image_shape, np.uint8)
     with Progress(f"compare {split.name}", len(slots), split.image_bytes, quiet=quiet) as progress:
         for slot in slots.tolist():
-            name = f"{split.path}: slot {slot}, {key_text(split.key(slot))}"
+            name = f"{split.path}: slot {slot}, {as_text(split.key(slot))}"
             is_bad = split.labels[slot] == BAD_LABEL
             try:
                 decode_into(origin.read(int(index[slot])), [geometry], [place], options)

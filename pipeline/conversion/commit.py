@@ -33,7 +33,7 @@ from pipeline.store.writer import (
     write_group,
     write_split,
 )
-from pipeline.text import are, counted
+from pipeline.text import are, as_text, counted
 
 
 @dataclass(frozen=True)
@@ -109,18 +109,13 @@ def merge_receipts(split: str, work: SplitWork, identity: dict[str, Any], sample
     return done
 
 
-def key_text(key: bytes) -> str:
-    """A key for people and JSON: UTF-8, other bytes as \\xNN."""
-    return key.decode("utf-8", "backslashreplace")
-
-
 def write_errors(workspace: Workspace, bad: Sequence[BadSlot]) -> None:
     """Write `<DST>.errors.jsonl`, one bad sample a line, or delete it when there are none."""
     if not bad:
         workspace.errors.unlink(missing_ok=True)
         return
     lines = [
-        json.dumps({"split": b.split, "slot": b.slot, "key": key_text(b.key), "reason": b.reason,
+        json.dumps({"split": b.split, "slot": b.slot, "key": as_text(b.key), "reason": b.reason,
                     "meaning": BAD_SAMPLE_REASONS[b.reason], "detail": b.detail}) + "\n"
         for b in bad
     ]  # fmt: skip
@@ -216,7 +211,7 @@ def commit_split(workspace: Workspace, split: str, class_ids: Sequence[str], cla
     _clear_staged(work, len(done.digests))
     attributes = {
         "recipe": recipe,
-        "bad_samples": [{"slot": b.slot, "key": key_text(b.key), "reason": b.reason} for b in done.bad],
+        "bad_samples": [{"slot": b.slot, "key": as_text(b.key), "reason": b.reason} for b in done.bad],
         "order": {
             "shuffled": recipe["shuffled"],
             "seed": recipe["seed"],
@@ -326,7 +321,7 @@ def bad_samples_line(bad: Sequence[BadSlot], workspace: Workspace) -> str:
     first = bad[0]
     return (
         f"{counted(len(bad), 'bad sample')}, nothing committed (first: {first.split}/"
-        f"{key_text(first.key)}: {BAD_SAMPLE_REASONS[first.reason]}; all in {workspace.errors}); "
+        f"{as_text(first.key)}: {BAD_SAMPLE_REASONS[first.reason]}; all in {workspace.errors}); "
         f"mend the file{'s' if len(bad) > 1 else ''} and rerun, or rerun with --on-error skip"
     )
 

@@ -13,11 +13,11 @@ import numpy as np
 from pipeline.conversion.workdir import SplitWork
 from pipeline.errors import Error
 from pipeline.sources.base import Source
+from pipeline.sources.byte_strings import ByteStrings
 from pipeline.store.atomic import atomic_file, write_json
 from pipeline.store.geometry import Geometry
 from pipeline.store.reader import BAD_LABEL, FORMAT_VERSION, Split
 
-KEYS_AT_ONCE = 65_536
 MIX_SAMPLES = 1024  # mixed among each other where a source is read in blocks: a few hundred MB of large images
 
 
@@ -56,29 +56,6 @@ def slot_order(num_samples: int, *, shuffled: bool, seed: int, blocks: np.ndarra
             rng.shuffle(order[start:stop])
             start = stop
     return order
-
-
-def permute_keys(keys: np.ndarray, offsets: np.ndarray, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Keys in another order.
-
-    Args:
-        keys: uint8 (total,), offsets: int64 (N+1,), order: int64 (M,) indices.
-
-    Returns:
-        uint8 (total of the chosen,), int64 (M+1,).
-    """
-    offsets = np.asarray(offsets)
-    lengths = np.diff(offsets)[order]
-    new_offsets = np.zeros(len(order) + 1, np.int64)
-    np.cumsum(lengths, out=new_offsets[1:])
-    permuted = np.empty(new_offsets[-1], np.uint8)
-    for start in range(0, len(order), KEYS_AT_ONCE):  # in blocks: the gather below needs 8 bytes of index per byte
-        stop = min(start + KEYS_AT_ONCE, len(order))
-        length = lengths[start:stop]
-        first, last = new_offsets[start], new_offsets[stop]
-        within = np.arange(last - first) - np.repeat(new_offsets[start:stop] - first, length)
-        permuted[first:last] = keys[np.repeat(offsets[order[start:stop]], length) + within]
-    return permuted, new_offsets
 
 
 @dataclass(frozen=True)
@@ -179,14 +156,14 @@ def make_plan(
     blocks = getattr(source, "blocks", None)
     order = slot_order(num_samples, shuffled=shuffled, seed=seed, blocks=blocks)
     chunk_images = chunk_length(max(geometry.image_bytes for geometry in geometries), num_samples, chunk_mb)
-    keys, offsets = permute_keys(*source.keys(), order)
+    keys = ByteStrings(*source.keys()).take(order)
     return SplitPlan(
         split=split,
         source=source,
         order=order,
         labels=np.asarray(source.labels)[order].astype(np.int32),
-        keys=keys,
-        key_offsets=offsets,
+        keys=keys.blob,
+        key_offsets=keys.offsets,
         chunk_images=chunk_images,
         recipe={**recipe, "chunk_images": chunk_images, "shuffled": shuffled, "seed": seed if shuffled else None},
         software=software,

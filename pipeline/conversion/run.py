@@ -21,7 +21,6 @@ from pipeline.conversion.commit import (
     bad_samples_line,
     check_root,
     commit_split,
-    key_text,
     load_samples,
     merge_receipts,
     missing_chunks,
@@ -40,7 +39,7 @@ from pipeline.store.atomic import atomic_file, write_json
 from pipeline.store.geometry import Geometry
 from pipeline.store.reader import open_store
 from pipeline.store.writer import root_attributes
-from pipeline.text import are, counted
+from pipeline.text import are, as_text, counted
 
 
 @dataclass
@@ -178,7 +177,7 @@ class Conversion:
         )
         receipt = load_receipt(self.workspaces[0].split(plan.split), result.chunk) if result.num_bad else None
         for bad in receipt["bad"] if receipt else ():
-            key = key_text(plan.source.key(int(plan.order[bad["slot"]])))
+            key = as_text(plan.source.key(int(plan.order[bad["slot"]])))
             say(f"{plan.split}: bad: {key}: {BAD_SAMPLE_REASONS[bad['reason']]} ({bad['detail'] or bad['reason']})")
 
     def _finish(self, plans: list[SplitPlan], on_error: str, report: Report) -> None:
@@ -235,7 +234,7 @@ class Conversion:
                 if receipt is None or receipt["stamps"] != stamps:
                     old = receipt["stamps"] if receipt else []
                     at = next((i for i, (a, b) in enumerate(zip(old, stamps, strict=False)) if a != b), 0)
-                    key = key_text(plan.source.key(int(plan.slots(chunk)[at])))
+                    key = as_text(plan.source.key(int(plan.slots(chunk)[at])))
                     raise Error(
                         f"{plan.split}: {key} changed while it was converted; rerun: only changed chunks are redone"
                     )

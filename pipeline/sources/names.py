@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import re
 
+from pipeline.text import as_text as text  # noqa: F401
+from pipeline.text import one_line  # noqa: F401
+
 # fmt: off
 IMAGE_EXTENSIONS = frozenset((
     b"jpg", b"jpeg", b"jpe", b"jfif", b"png", b"apng", b"webp", b"gif", b"bmp", b"dib", b"tif", b"tiff", b"avif",
@@ -68,16 +71,6 @@ def split_of_file(path: bytes) -> str | None:
         if found:
             return found[0]
     return None
-
-
-def text(name: bytes) -> str:
-    """A name as text that any JSON reader accepts: what isn't UTF-8 is written as \\xNN."""
-    return name.decode("utf-8", "backslashreplace")
-
-
-def one_line(error: Exception) -> str:
-    """What a library says about an error, on one line."""
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def natural_splits(names: set[str]) -> list[str]:

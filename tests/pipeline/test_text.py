@@ -1,6 +1,6 @@
 import pytest
 
-from pipeline.text import counted, duration
+from pipeline.text import as_text, counted, duration, one_line
 
 pytestmark = pytest.mark.quick
 
@@ -36,3 +36,18 @@ def test_counted(number: int, words: tuple[str, ...], expected: str) -> None:
 )
 def test_duration(seconds: float, expected: str) -> None:
     assert duration(seconds) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [(b"cat/1.jpg", "cat/1.jpg"), ("\u00e9".encode(), "\u00e9"), (b"\xe9.jpg", "\\xe9.jpg"), (b"", "")],
+)
+def test_as_text(name: bytes, expected: str) -> None:
+    assert as_text(name) == expected
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"), [(ValueError("a\n  b"), "a b"), (" a\tb ", "a b"), (KeyError(), "KeyError")]
+)
+def test_one_line(message: object, expected: str) -> None:
+    assert one_line(message) == expected

@@ -3,8 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.conversion.plan import MIX_SAMPLES, chunk_length, first_difference, permute_keys, slot_order
-from pipeline.sources.base import pack_keys
+from pipeline.conversion.plan import MIX_SAMPLES, chunk_length, first_difference, slot_order
 
 pytestmark = pytest.mark.quick
 
@@ -52,21 +51,6 @@ def test_order_in_blocks_mixes() -> None:
     assert len(np.unique(one[:1100] // 100)) == 11
     assert np.abs(np.diff(one[:1100] // 100)).max() > 5
     assert np.array_equal(slot_order(10_000, shuffled=False, seed=0, blocks=blocks), np.arange(10_000))
-
-
-@given(st.lists(st.binary(max_size=6), min_size=1, max_size=30), st.data())
-def test_permute_keys_equals_a_list(keys: list[bytes], data: st.DataObject) -> None:
-    order = np.array(data.draw(st.permutations(range(len(keys)))), np.int64)
-    blob, offsets = permute_keys(*pack_keys(keys), order)
-    assert [blob[a:b].tobytes() for a, b in zip(offsets[:-1], offsets[1:], strict=True)] == [keys[i] for i in order]
-
-
-def test_permute_keys_in_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.conversion.plan.KEYS_AT_ONCE", 3)
-    keys = [bytes([i]) * (i % 4) for i in range(20)]
-    order = slot_order(20, shuffled=True, seed=0)
-    blob, offsets = permute_keys(*pack_keys(keys), order)
-    assert [blob[a:b].tobytes() for a, b in zip(offsets[:-1], offsets[1:], strict=True)] == [keys[i] for i in order]
 
 
 def test_first_difference_names_the_field() -> None:
