@@ -15,6 +15,7 @@ from pipeline.conversion.backends import BACKENDS
 from pipeline.errors import UsageError
 from pipeline.sources import SOURCE_KINDS as ALL_KINDS
 from pipeline.store.geometry import CHANNELS, FILTERS, FITS
+from pipeline.text import one_line
 
 PROG = "python -m pipeline"
 CODECS = ("none", "zstd", "blosc", "max")
@@ -34,7 +35,7 @@ class Parser(ArgumentParser):
         return re.sub(r"\s+\(required\)", "", text.replace("(type: int, default", "(default"))
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
-        text = _WRONG_TYPE.sub(_wrong_type, " ".join(str(message).split())).rstrip(".")
+        text = _WRONG_TYPE.sub(_wrong_type, one_line(message)).rstrip(".")
         if "--print_completion: invalid choice: 'shtab-" in text and find_spec("shtab") is None:
             raise UsageError("--print_completion: completion for shells needs a package: pip install shtab")
         command = ""

@@ -16,7 +16,7 @@ from jsonargparse import Namespace
 from pipeline.arguments import PROG, make_parser
 from pipeline.conversion.workdir import Workspace, store_paths
 from pipeline.errors import Error, UsageError
-from pipeline.text import counted, printable
+from pipeline.text import counted, one_line, printable
 
 SCRIPT = "efficient-imagenet"  # the same as an installed command, which shells can complete
 INTERRUPTED = 130  # 128 + SIGINT, as shells do
@@ -163,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Error as error:
         if debug:
             raise
-        sys.stderr.write(f"error: {printable(' '.join(str(error).split()))}\n")
+        sys.stderr.write(f"error: {printable(one_line(error))}\n")
         return error.exit_code
     except KeyboardInterrupt:
         sys.stderr.write(f"interrupted; {_what_is_left(name, args)}\n")
@@ -183,7 +183,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:  # a fault of ours: still one line, and a way to see more
         if debug:
             raise
-        text = " ".join(str(error).split())
+        text = printable(one_line(error))
         sys.stderr.write(f"error: {type(error).__name__}: {text}; unexpected: run it with --debug and report that\n")
         return 1
     return 0

@@ -29,9 +29,17 @@ def one_line(message: object) -> str:
     return " ".join(str(message).split()) or type(message).__name__
 
 
-def printable(text: str) -> str:
-    """The text with what would steer a terminal, such as escape codes in a file's name, written as `\\x1b`."""
-    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+def printable(text: str, most: int = 0, *, keep: str = "") -> str:
+    """The text with what would steer a terminal or a page, such as escape codes in a file's name, as `\\x1b`.
+
+    Args:
+        text: any text.
+        most: a longer text has its middle replaced by an ellipsis; 0 for no limit.
+        keep: characters that stay as they are, such as a newline.
+    """
+    if 0 < most < len(text):
+        text = f"{text[: most * 2 // 3]} … {text[-most // 3 :]}"
+    return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
 
 
 def duration(seconds: float) -> str:

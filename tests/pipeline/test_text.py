@@ -1,6 +1,6 @@
 import pytest
 
-from pipeline.text import as_text, counted, duration, one_line
+from pipeline.text import as_text, counted, duration, one_line, printable
 
 pytestmark = pytest.mark.quick
 
@@ -51,3 +51,11 @@ def test_as_text(name: bytes, expected: str) -> None:
 )
 def test_one_line(message: object, expected: str) -> None:
     assert one_line(message) == expected
+
+
+def test_printable() -> None:
+    assert printable("a\x1b[2J\n\u202eé日") == "a\\x1b[2J\\n\\u202eé日"
+    assert printable("a\n\x07b", keep="\n") == "a\n\\x07b"
+    short = printable("a" * 100 + "b" * 100, 30)
+    assert len(short) < 40
+    assert short.startswith("a" * 20 + " … b")
