@@ -14,7 +14,7 @@ import zarr
 
 from pipeline.errors import BadSample, Error, StoreError, UsageError
 from pipeline.image.decode import DecodeOptions, decode_into
-from pipeline.image.resize import channel_sums
+from pipeline.image.statistics import channel_sums
 from pipeline.progress import Progress
 from pipeline.sources import open_source
 from pipeline.sources.base import Source, SourceSet

@@ -1,10 +1,10 @@
-"""Installs pillow-simd's resize beside Pillow, then checks the result: `python -m pipeline.compiled.install`.
+"""Compiles and installs the libraries of this folder, then checks the result: `python -m pipeline.compiled.install`.
 
     1. Makes sure that Pillow alone owns the folder PIL (repairs an installation with pillow-simd laid over it).
-    2. On Linux on x86-64 with a C compiler, gets pillow-simd's source, compiles its resize (`resize.c` here),
-       with AVX2 where this processor has it, and installs that as the distribution `pillow-simd-resize`, one small
-       library in a folder of its own. Takes some ten seconds; does nothing when it is there already.
-    3. Checks everything in a fresh process: `python -m pipeline.image.resize` and `pip check`.
+    2. On Linux on x86-64 with a C compiler, gets pillow-simd's source, compiles its resize (`resize.c` here), with
+       AVX2 where this processor has it, and installs that as the distribution `pillow-simd-resize`. Takes some ten
+       seconds; does nothing when it is there already.
+    3. Checks everything in a fresh process: `python -m pipeline.image.check` and `pip check`.
 
 No headers but the C library's are needed. Without a compiler, or when something fails, Pillow resizes: a line says
 what is lost, and the exit code is 0. Exit code 1: PIL itself is broken. `pipeline/image/resize.py` says why pillow-simd
@@ -27,26 +27,16 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from pipeline.compiled.packages import (
-    SIMD_MODULE,
-    SIMD_NAME,
-    SIMD_SOURCES,
-    SimdVersion,
-    cpu_flags,
-    file_problems,
-    installed_simd,
-    pil_owners,
-    source_digest,
-)
+from pipeline.compiled.library import CPU_FLAGS, RESIZE, SOURCES, Build, Library, cpu_flags, installed
+from pipeline.compiled.pillow import file_problems, pil_owners
 
 RELEASE = "12.1.1.post0"
 SHA256 = "8e9694ec94c59d12f16753cbf48a3080266bdd704b0c51a630318c7a325625b1"
 METADATA = """\
 Metadata-Version: 2.1
-Name: {name}
-Version: {version}
-Summary: The resize of pillow-simd {release} as a library of its own, beside Pillow
-License: MIT-CMU
+Name: {library.distribution}
+Version: {build}
+Summary: A compiled library of efficient-imagenet
 """
 WHEEL = """\
 Wheel-Version: 1.0
@@ -54,6 +44,11 @@ Generator: efficient-imagenet
 Root-Is-Purelib: false
 Tag: {tag}
 """
+OPTIONS = (
+    *("-O2", "-g0", "-DNDEBUG", "-fwrapv", "-shared", "-fPIC"),
+    # only what the exported functions reach: the rest of pillow-simd's file needs the rest of pillow-simd
+    *("-fvisibility=hidden", "-ffunction-sections", "-Wl,--gc-sections", "-Wl,-s", "-Wl,--no-undefined"),
+)
 
 
 def say(line: str) -> None:
@@ -62,7 +57,7 @@ def say(line: str) -> None:
 
 
 class BuildError(Exception):
-    """Why pillow-simd can't be had here."""
+    """Why a library can't be had here."""
 
 
 def pip(*arguments: str, env: dict[str, str] | None = None) -> None:
@@ -94,15 +89,13 @@ def repair_pillow() -> None:
     pip("install", "--quiet", "--no-deps", "--force-reinstall", f"pillow=={version}" if version else "pillow")
 
 
-def wanted_version() -> SimdVersion:
-    """What this machine should have; BuildError when it can have none."""
+def wanted_build() -> Build:
+    """The build of pillow-simd's resize that this machine should have; BuildError when it can have none."""
     if not sys.platform.startswith("linux") or platform.machine() not in ("x86_64", "AMD64"):
         raise BuildError(f"pillow-simd is for Linux on x86-64, this is {sys.platform} on {platform.machine()}")
-    flags = cpu_flags()
-    for instructions in ("avx2", "sse4"):
-        version = SimdVersion(RELEASE, instructions, source_digest())
-        if version.cpu_flag in flags:
-            return version
+    for instructions, flag in CPU_FLAGS.items():
+        if flag in cpu_flags():
+            return Build(RELEASE, instructions, RESIZE.source_digest)
     raise BuildError("this processor lacks SSE4")
 
 
@@ -133,81 +126,72 @@ def fetch_source(folder: Path) -> Path:
     return source
 
 
-def build(version: SimdVersion, command: list[str], source: Path) -> Path:
-    """Compile the resize against pillow-simd's source; the library."""
-    library = source / "resize.so"
-    arguments = [
-        *(f"-m{version.instructions}", "-O2", "-g0", "-DNDEBUG", "-fwrapv"),
-        *("-shared", "-fPIC", "-I", str(source), "-I", str(SIMD_SOURCES), str(SIMD_SOURCES / "resize.c")),
-        # only what the resize reaches: the rest of pillow-simd's file needs the rest of pillow-simd
-        *("-fvisibility=hidden", "-ffunction-sections", "-Wl,--gc-sections", "-Wl,-s", "-Wl,--no-undefined"),
-        *("-o", str(library), "-lm"),
-    ]
+def compile_library(library: Library, options: list[str], folder: Path) -> Path:
+    """Compile a library's C source, with headers from `folder` and this one, into `folder`; its path."""
+    command, path = compiler(), folder / f"{library.name}.so"
+    sources = ["-I", str(folder), "-I", str(SOURCES), str(SOURCES / f"{library.name}.c")]
+    arguments = [*options, *OPTIONS, *sources, "-o", str(path), "-lm"]
     done = subprocess.run([*command, *arguments], capture_output=True, text=True, errors="replace")
     if done.returncode:
         lines = [line.strip() for line in done.stderr.splitlines() if "error" in line] or ["no output"]
         raise BuildError(f"{command[0]}: {lines[0][:200]}")
-    return library
+    return path
 
 
-def pack(version: SimdVersion, library: Path, licence: Path, folder: Path) -> Path:
-    """A wheel of `pillow-simd-resize` in `folder`, with the library and pillow-simd's licence; its path."""
-    info, tag = f"{SIMD_MODULE}-{version}.dist-info", f"py3-none-linux_{platform.machine()}"
-    metadata = METADATA.format(name=SIMD_NAME, version=version, release=version.release)
+def pack(library: Library, build: Build, folder: Path) -> Path:
+    """A wheel in `folder`, of the shared library there and the LICENSE, if there is one; its path."""
+    info, tag = f"{library.module}-{build}.dist-info", f"py3-none-linux_{platform.machine()}"
     files = {
-        f"{SIMD_MODULE}/__init__.py": b'"""pillow-simd\'s resize as a library, loaded by pipeline.image.resize."""\n',
-        f"{SIMD_MODULE}/resize.so": library.read_bytes(),
-        f"{info}/licenses/LICENSE": licence.read_bytes(),
-        f"{info}/METADATA": metadata.encode(),
+        f"{library.module}/__init__.py": b'"""A compiled library, loaded by pipeline.compiled.library."""\n',
+        f"{library.module}/{library.name}.so": (folder / f"{library.name}.so").read_bytes(),
+        f"{info}/METADATA": METADATA.format(library=library, build=build).encode(),
         f"{info}/WHEEL": WHEEL.format(tag=tag).encode(),
     }
+    if (folder / "LICENSE").exists():
+        files[f"{info}/licenses/LICENSE"] = (folder / "LICENSE").read_bytes()
     record = "".join(
         f"{name},sha256={base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b'=').decode()},{len(data)}\n"
         for name, data in files.items()
     )
     files[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()
-    wheel = folder / f"{SIMD_MODULE}-{version}-{tag}.whl"
+    wheel = folder / f"{library.module}-{build}-{tag}.whl"
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in files.items():
             archive.writestr(name, data)
     return wheel
 
 
-def simd_works() -> bool:
+def resize_works() -> bool:
     """Whether a fresh process resizes with pillow-simd, and rightly."""
-    check = "sys.exit(bool(r.simd_problems()) or 'simd' not in r.resizer())"
-    code = f"import sys; from pipeline.image import resize as r; {check}"
+    check = "sys.exit(bool(c.resize_problems()) or 'simd' not in c.resizer())"
+    code = f"import sys; from pipeline.image import check as c; {check}"
     return subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
 
-def install() -> None:
+def install_resize() -> None:
     """Install pillow-simd's resize for this machine; a BuildError says why not, and leaves none installed."""
     try:
-        version = wanted_version()
-        if installed_simd() == version and simd_works():
+        build = wanted_build()
+        if installed(RESIZE) == build and resize_works():
             return
-        command = compiler()
-        say(f"building pillow-simd's resize, {version}")
+        compiler()
+        say(f"building pillow-simd's resize, {build}")
         with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            source = fetch_source(folder)
-            pack(version, build(version, command, source), source / "LICENSE", folder)
-            pip(
-                *("install", "--quiet", "--no-deps", "--no-index", "--force-reinstall"),
-                *("--find-links", str(folder), f"{SIMD_NAME}=={version}"),
-            )
-        if not simd_works():
+            source = fetch_source(Path(name))
+            compile_library(RESIZE, [f"-m{build.instructions}"], source)
+            pip("install", "--quiet", "--no-deps", "--no-index", "--force-reinstall", str(pack(RESIZE, build, source)))
+        if not resize_works():
             raise BuildError("the library was built, but does not work")
     except BuildError:
-        if installed_simd() is not None:
-            pip("uninstall", "--quiet", "--yes", SIMD_NAME)
+        if installed(RESIZE) is not None:
+            pip("uninstall", "--quiet", "--yes", RESIZE.distribution)
         raise
 
 
 def main() -> int:
     try:
         repair_pillow()
-        install()
+        install_resize()
     except BuildError as error:
         say(f"without pillow-simd: {error}")
     return run_checks()
@@ -215,7 +199,7 @@ def main() -> int:
 
 def run_checks() -> int:
     """Check PIL, resizer and dependencies in fresh processes, which print what they find; the exit code."""
-    modules = (["pipeline.image.resize"], ["pip", "--disable-pip-version-check", "check"])
+    modules = (["pipeline.image.check"], ["pip", "--disable-pip-version-check", "check"])
     codes = [subprocess.run([sys.executable, "-m", *module]).returncode for module in modules]
     return int(any(codes))
 

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from pipeline.image.resize import channel_sums
+from pipeline.image.statistics import channel_sums
 from pipeline.store.geometry import Geometry
 
 try:

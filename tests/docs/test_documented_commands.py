@@ -401,7 +401,7 @@ OUTCOMES = {
     "pipeline (convert|commit) |make .*dataset ": r"(?m)^(?P<store>\S+\.zarr): \w+",
     "pipeline verify ": "every check passed",
     "pipeline info": "resizer",
-    "pipeline.image.resize": "resizer: ",
+    "pipeline.image.check": "resizer: ",
     "short_bench.py ": "from memory",
     "make .*gpu-check": "(?m)^passed$",
 }

@@ -10,27 +10,27 @@ import pytest
 
 from pipeline.compiled import install as install_resizer
 from pipeline.compiled.install import BuildError
-from pipeline.compiled.packages import SIMD_SOURCES, SimdVersion, source_digest
+from pipeline.compiled.library import RESIZE, SOURCES, Build, Library
 
-VERSION = SimdVersion("12.1.1.post0", "avx2", source_digest())
+BUILD = Build("12.1.1.post0", "avx2", RESIZE.source_digest)
 
 
 def test_packed_library_installs_and_touches_no_pil(tmp_path: Path) -> None:
     library, licence = tmp_path / "resize.so", tmp_path / "LICENSE"
     library.write_bytes(b"machine code")
     licence.write_text("MIT-CMU")
-    wheel = install_resizer.pack(VERSION, library, licence, tmp_path)
-    assert wheel.name.startswith(f"pillow_simd_resize-{VERSION}-py3-none-linux_")
+    wheel = install_resizer.pack(RESIZE, BUILD, tmp_path)
+    assert wheel.name.startswith(f"pillow_simd_resize-{BUILD}-py3-none-linux_")
     target = tmp_path / "site"
     install = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--find-links", str(tmp_path)]
-    subprocess.run([sys.executable, *install, "--target", str(target), f"pillow-simd-resize=={VERSION}"], check=True)
+    subprocess.run([sys.executable, *install, "--target", str(target), f"pillow-simd-resize=={BUILD}"], check=True)
     names = sorted(path.name for path in target.iterdir())
-    assert names == ["pillow_simd_resize", f"pillow_simd_resize-{VERSION}.dist-info"]
+    assert names == ["pillow_simd_resize", f"pillow_simd_resize-{BUILD}.dist-info"]
     assert (target / names[0] / "resize.so").read_bytes() == b"machine code"
     assert (target / names[1] / "licenses" / "LICENSE").read_text() == "MIT-CMU"
     code = "import importlib.metadata as m; print(m.version('pillow-simd-resize'))"
     out = subprocess.run([sys.executable, "-c", code], cwd=target, capture_output=True, text=True, check=True).stdout
-    assert out.strip() == str(VERSION)
+    assert out.strip() == str(BUILD)
 
 
 @pytest.mark.quick
@@ -51,10 +51,9 @@ def test_version_for_a_machine(
     monkeypatch.setattr(install_resizer, "cpu_flags", lambda: frozenset(flags))
     if expected is None:
         with pytest.raises(BuildError):
-            install_resizer.wanted_version()
+            install_resizer.wanted_build()
     else:
-        version = install_resizer.wanted_version()
-        assert version == SimdVersion("12.1.1.post0", expected, source_digest())
+        assert install_resizer.wanted_build() == Build("12.1.1.post0", expected, RESIZE.source_digest)
 
 
 @pytest.mark.quick
@@ -72,19 +71,19 @@ def test_compiler_may_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.quick
-def test_failing_compiler_is_one_line(tmp_path: Path) -> None:
+def test_failing_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CC", "false")
     with pytest.raises(BuildError) as caught:
-        install_resizer.build(VERSION, ["false"], tmp_path)
+        install_resizer.compile_library(RESIZE, [], tmp_path)
     assert str(caught.value) == "false: no output"
 
 
 @pytest.mark.quick
 def test_source_digest_follows_the_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for path in SIMD_SOURCES.iterdir():
+    for path in SOURCES.glob("*.[ch]"):
         (tmp_path / path.name).write_bytes(path.read_bytes() + b" ")
-    monkeypatch.setattr("pipeline.compiled.packages.SIMD_SOURCES", tmp_path)
-    assert source_digest.__wrapped__() != source_digest()
-    assert source_digest() == VERSION.source
+    monkeypatch.setattr("pipeline.compiled.library.SOURCES", tmp_path)
+    assert Library("resize", "any", RESIZE.sources, {}).source_digest != BUILD.source
 
 
 @pytest.mark.quick
@@ -102,7 +101,7 @@ def test_failed_build_leaves_pillow_and_says_so(
         raise BuildError("pip download: error: no network")
 
     calls: list[tuple[str, ...]] = []
-    monkeypatch.setattr(install_resizer, "wanted_version", lambda: SimdVersion("99", "avx2", "c0000000"))
+    monkeypatch.setattr(install_resizer, "wanted_build", lambda: Build("99", "avx2", "c0000000"))
     monkeypatch.setattr(install_resizer, "compiler", lambda: ["cc"])
     monkeypatch.setattr(install_resizer, "fetch_source", fail)
     monkeypatch.setattr(install_resizer, "pip", lambda *arguments, **_: calls.append(arguments))
@@ -136,8 +135,8 @@ def test_pillow_simd_laid_over_pillow_is_repaired(
 
 @pytest.mark.quick
 def test_nothing_to_do_builds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(install_resizer, "wanted_version", lambda: VERSION)
-    monkeypatch.setattr(install_resizer, "installed_simd", lambda: VERSION)
-    monkeypatch.setattr(install_resizer, "simd_works", lambda: True)
+    monkeypatch.setattr(install_resizer, "wanted_build", lambda: BUILD)
+    monkeypatch.setattr(install_resizer, "installed", lambda library: BUILD)
+    monkeypatch.setattr(install_resizer, "resize_works", lambda: True)
     monkeypatch.setattr(install_resizer, "fetch_source", None)
-    install_resizer.install()
+    install_resizer.install_resize()
