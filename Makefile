@@ -11,14 +11,16 @@ OUT  ?= data/imagenet-$(SIZE).zarr
 JOBS ?= -1
 ARGS ?=
 
-.PHONY: help setup demo dataset test test-quick test-slow lint format bench gpu-check clean
+.PHONY: help setup demo dataset test test-docs test-quick test-slow lint format bench gpu-check clean
 
 help:
 	@echo "make setup      a virtual environment in .venv with everything that training needs"
 	@echo "make demo       handwritten digits: images -> store -> two-rank training, in under two minutes"
 	@echo "make dataset    RAW=/path/to/imagenet [SIZE=256] [OUT=data/NAME.zarr] [JOBS=-1] [ARGS=...]"
-	@echo "make test       the tests; test-quick: seconds; test-slow: kills, elasticity, clusters"
-	@echo "make lint       ruff and mypy; format: rewrite with ruff"
+	@echo "make test       the tests, in under three minutes; test-quick: those that take seconds"
+	@echo "make test-docs  every command and code block of the documents, and the examples"
+	@echo "make test-slow  kills, elasticity, clusters, fuzzing"
+	@echo "make lint       ruff, mypy and the rule of imports; format: rewrite with ruff"
 	@echo "make bench      the benchmarks of tests/bench"
 	@echo "make gpu-check  training throughput with and without the loader, on this machine's GPU"
 	@echo "make clean      delete .venv and caches; data/ and runs/ stay"
@@ -53,8 +55,13 @@ else
 	$(BIN)/python -m pipeline convert '$(RAW)' '$(OUT)' --size $(SIZE) --n-jobs $(JOBS) $(ARGS)
 endif
 
+PARALLEL := -n logical --maxprocesses 8 --dist loadfile
+
 test: $(VENV)/.setup-dev
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow" --ignore=tests/docs $(ARGS)
+
+test-docs: $(VENV)/.setup-dev
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow" tests/docs $(ARGS)
 
 test-quick: $(VENV)/.setup-dev
 	$(BIN)/python -m pytest -m quick $(ARGS)

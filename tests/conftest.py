@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+# A shell starts background jobs, and nohup its command, with Ctrl-C ignored, and children inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(

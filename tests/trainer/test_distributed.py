@@ -5,7 +5,6 @@ One job of four processes does what needs no torchrun; the literal command is ru
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import signal
@@ -18,9 +17,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from distributed_job import WORLD, job
 from stores import make_store
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from training_runs import (
     ROOT,
     SMALL,
@@ -34,111 +32,7 @@ from training_runs import (
     wait_until,
 )
 
-from trainer.augment import DeviceTransform
-from trainer.config import Config
-from trainer.dataset import RankPartitionedDataset
-from trainer.evaluation import evaluate
-from trainer.loader import Loader
-from trainer.models import build_model, use_sync_bn
-from trainer.ranks import Ranks, process_group
 from trainer.run_folder import read_checkpoint
-
-WORLD = 4
-CPU = torch.device("cpu")
-
-
-def evaluations(folder: Path, ranks: Ranks) -> dict[str, Any]:
-    """Figures on 37 samples and on 3 (an empty share on the fourth rank)."""
-    torch.manual_seed(ranks.rank)  # another model on each rank, until the buffers and weights are made equal
-    model = build_model("resnet_small", 4, 8)
-    for norm in (module for module in model.modules() if isinstance(module, nn.BatchNorm2d)):
-        nn.init.constant_(norm.running_mean, 0.01 * ranks.rank)
-    torch.manual_seed(0)
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.1)
-    pixels = DeviceTransform(Config("s"), [0.3] * 3, [0.2] * 3, CPU)
-    figures = {}
-    for split in ("val", "few"):
-        data = RankPartitionedDataset(
-            folder / "eval.zarr", split, train=False, rank=ranks.rank, world_size=ranks.world_size
-        )
-        figures[split] = evaluate(model, Loader(data, 8), pixels, ranks, flip=True)
-    return figures
-
-
-def gradient_errors(ranks: Ranks) -> dict[str, float]:
-    """Largest difference of DDP's gradients from one process on the whole batch, relative to the largest gradient."""
-    torch.manual_seed(0)
-    x, y = torch.randn(24, 3, 8, 8), torch.arange(24) % 4
-    share = 24 // ranks.world_size
-    mine = slice(ranks.rank * share, (ranks.rank + 1) * share)
-    errors = {}
-    for name in ("flatten_linear", "resnet_small"):
-        whole = build_model(name, 4, 8).train()
-        split = use_sync_bn(copy.deepcopy(whole), CPU)
-        nn.functional.cross_entropy(whole(x), y).backward()
-        ddp = DistributedDataParallel(split)
-        nn.functional.cross_entropy(ddp(x[mine]), y[mine]).backward()
-        pairs = list(zip(split.parameters(), whole.parameters(), strict=True))
-        scale = max(float(b.grad.abs().max()) for _, b in pairs)
-        errors[name] = max(float((a.grad - b.grad).abs().max()) for a, b in pairs) / scale
-        for (key, a), b in zip(split.state_dict().items(), whole.state_dict().values(), strict=True):
-            if "running" in key:
-                errors[f"{name} buffers"] = max(errors.get(f"{name} buffers", 0.0), float((a - b).abs().max()))
-        if name == "flatten_linear":  # once more compiled (without the minutes of C++), and in two micro-steps
-            split.zero_grad()
-            ddp = DistributedDataParallel(torch.compile(split, dynamic=False, backend="eager"))  # type: ignore[arg-type]
-            for micro_step in (0, 1):
-                ddp.require_backward_grad_sync = micro_step == 1
-                half = slice(mine.start + micro_step * share // 2, mine.start + (micro_step + 1) * share // 2)
-                (nn.functional.cross_entropy(ddp(x[half]), y[half]) / 2).backward()
-            errors["accumulated"] = max(float((a.grad - b.grad).abs().max()) for a, b in pairs) / scale
-    return errors
-
-
-def stray_warnings(ranks: Ranks) -> int:
-    """DDP's gradients in channels_last have the layout of its buckets, or it would warn; warnings are errors here."""
-    model = build_model("resnet18", 4, 32).to(memory_format=torch.channels_last).train()
-    ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    for _ in range(2):
-        x = torch.randn(2, 3, 32, 32).contiguous(memory_format=torch.channels_last)
-        nn.functional.cross_entropy(ddp(x), torch.zeros(2, dtype=torch.long)).backward()
-    return 0
-
-
-def job(rank: int, folder: Path) -> None:
-    """What each of the four processes does."""
-    import warnings
-
-    from trainer.main import main
-
-    warnings.simplefilter("error")
-    torch.set_num_threads(1)
-    results: dict[str, Any] = {}
-    for world_size in range(1, WORLD + 1):
-        if rank < world_size:
-            os.environ.update(
-                RANK=str(rank),
-                LOCAL_RANK=str(rank),
-                WORLD_SIZE=str(world_size),
-                MASTER_ADDR="127.0.0.1",
-                MASTER_PORT=(folder / "ports").read_text().split()[world_size],
-            )
-            ranks = Ranks.from_env()
-            with process_group(ranks, CPU, 120):
-                results[f"eval {world_size}"] = evaluations(folder, ranks)
-                if world_size in (2, 4):
-                    results[f"gradients {world_size}"] = gradient_errors(ranks)
-                if world_size == 2:
-                    results["warnings"] = stray_warnings(ranks)
-    os.environ["MASTER_PORT"] = (folder / "ports").read_text().split()[0]
-    results["4097"] = main(
-        flags(
-            data=folder / "4097.zarr", model="flatten_linear", epochs=1, global_batch=1024, out=folder / "run4097",
-            batch_size=128, device="cpu", timeout=100,
-        )
-    )  # fmt: skip
-    (folder / f"results{rank}.json").write_text(json.dumps(results))
 
 
 def free_ports(count: int) -> list[int]:
@@ -183,7 +77,8 @@ def test_gradients_equal_one_process_on_the_whole_batch(results: list[dict[str, 
     for rank in range(world_size):
         errors = results[rank][f"gradients {world_size}"]
         assert errors["flatten_linear"] < 1e-5
-        assert errors["accumulated"] < 1e-5
+        assert errors.get("accumulated", 0.0) < 1e-5
+        assert ("accumulated" in errors) == (world_size == 2)
         assert errors["resnet_small"] < 1e-4
         assert errors["resnet_small buffers"] < 1e-5
 

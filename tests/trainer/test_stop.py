@@ -24,12 +24,18 @@ except Stopped as stopped:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signals_are_noted_and_handlers_come_back(number: signal.Signals) -> None:
-    before = signal.getsignal(number)
-    with Signals() as signals:
-        assert signals.received == 0
-        os.kill(os.getpid(), number)
-        assert signals.received == number
-    assert signal.getsignal(number) is before
+    def handler(*_: object) -> None:
+        raise AssertionError("the handler of before")
+
+    before = signal.signal(number, handler)
+    try:
+        with Signals() as signals:
+            assert signals.received == 0
+            os.kill(os.getpid(), number)
+            assert signals.received == number
+        assert signal.getsignal(number) is handler
+    finally:
+        signal.signal(number, before)
 
 
 def test_nohup_is_respected() -> None:

@@ -23,10 +23,10 @@ from pathlib import Path
 import pytest
 import torch
 import torchvision
+from documents import DOCUMENTS, ROOT, blocks
+from documents import run as execute
 from folders import make_folder, make_image
 from layouts import SYNSETS, tar_bytes, val_name, write_devkit
-from test_readme import DOCUMENTS, ROOT, blocks
-from test_readme import run as execute
 
 from pipeline import convert, open_store
 from trainer.config import parse as parse_training

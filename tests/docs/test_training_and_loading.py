@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from documents import ROOT, blocks, run
 from folders import make_folder
-from test_readme import ROOT, blocks, run
 from training_runs import run_here
 
 from pipeline import convert, open_store

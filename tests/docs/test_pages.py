@@ -9,11 +9,36 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from documents import DOCS, DOCUMENTS, ROOT, blocks, run
+from folders import make_folder
 from stores import make_images, make_store
-from test_readme import DOCUMENTS, ROOT, blocks, run
 
-DOCS = ROOT / "docs"
 PAGES = [*DOCUMENTS, ROOT / "examples" / "README.md"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """What the blocks expect in the folder where they run."""
+    make_folder(tmp_path, {"photos": {"cat": 70, "dog": 70}})
+    np.savez(tmp_path / "x.npz", images=np.zeros((5, 30, 40, 3), np.uint8), labels=np.array([0, 1, 0, 1, -2]))
+    return tmp_path
+
+
+def test_readme_python_blocks_run(folder: Path) -> None:
+    convert, train, source = blocks(ROOT / "README.md", "python")
+    run(convert, folder)
+    run(train, folder)
+    run(source, folder)
+    assert (folder / "x.zarr" / "train" / "zarr.json").exists()
+
+
+def test_the_reader_in_the_specification_runs(folder: Path) -> None:
+    from pipeline import convert
+
+    convert(folder / "photos", folder / "data" / "digits-32.zarr", size=32, n_jobs=1, quiet=True)
+    code, _ = blocks(ROOT / "docs" / "format.md", "python")
+    assert "140 samples" in run(code, folder)
+    assert "has shape (32, 32, 3)" in run(code, folder)
 
 
 def test_the_order_is_what_its_page_claims(tmp_path: Path) -> None:
