@@ -3,96 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import inspect
-import re
-from importlib.util import find_spec
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any
 
-from jsonargparse import ArgumentParser, DefaultHelpFormatter, set_parsing_settings
+import docstring_parser
 
 from pipeline import __version__
-from pipeline.conversion.backends import BACKENDS
+from pipeline.conversion.options import COMMAND_KINDS, ON_ERROR, ConvertOptions
 from pipeline.errors import UsageError
-from pipeline.sources import SOURCE_KINDS as ALL_KINDS
-from pipeline.store.geometry import CHANNELS, FILTERS, FITS
 from pipeline.text import one_line
 
 PROG = "python -m pipeline"
 CODECS = ("none", "zstd", "blosc", "max")
-SOURCE_KINDS = tuple(kind for kind in ALL_KINDS if kind != "sequence")  # that one only from Python
-
-
-class _Help(argparse.RawDescriptionHelpFormatter, DefaultHelpFormatter):
-    """Keeps the lines of examples as they are."""
-
-
-class Parser(ArgumentParser):
-    """Wrong use is one line on standard error, and exit code 2."""
-
-    def format_help(self, *args: Any, **kwargs: Any) -> str:
-        text = super().format_help(*args, **kwargs)
-        text = re.sub(r"\s+\((type:\s+\w+,\s+)?default:\s+(null|False)\)", "", text)
-        return re.sub(r"\s+\(required\)", "", text.replace("(type: int, default", "(default"))
-
-    def error(self, message: str, ex: Exception | None = None) -> Any:
-        text = _WRONG_TYPE.sub(_wrong_type, one_line(message)).rstrip(".")
-        if "--print_completion: invalid choice: 'shtab-" in text and find_spec("shtab") is None:
-            raise UsageError("--print_completion: completion for shells needs a package: pip install shtab")
-        command = ""
-        # jsonargparse writes `convert.dst`, where the help says `DST`.
-        if missing := re.search(r"required: ((?:(\w+)\.)?\w+(?:, (?:\w+\.)?\w+)*)", text):
-            command = f" {missing[2]}" if missing[2] else ""
-            names = [name.rpartition(".")[2].upper() for name in missing[1].split(", ")]
-            text = text.replace(missing[1], ", ".join(names))
-        prog = self.prog.replace(" [options]", "")
-        raise UsageError(f"{text}; see `{prog}{command if not prog.endswith(command) else ''} --help`")
-
-
-_WRONG_TYPE = re.compile(r"Parser key \"(\w+)\": Expected a <class '(\w+)'>\. Got value: (.*)")
-_TYPE_NAMES = {"int": "a whole number", "float": "a number"}
-
-
-def _wrong_type(match: re.Match[str]) -> str:
-    name, kind, value = match.groups()
-    return f"--{name.replace('_', '-')} {value}: must be {_TYPE_NAMES.get(kind, kind)}"
-
-
-def _command(parsers: Any, prog: str, name: str, help_text: str, *examples: str) -> Parser:
-    epilog = "\n".join(["examples:", *(f"  {prog} {name} {example}" for example in examples)])
-    parser = Parser(description=help_text, epilog=epilog, formatter_class=_Help, allow_abbrev=False)
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    parser.add_argument("--quiet", action="store_true", help="show no progress, only errors and what was asked for")
-    parsers.add_subcommand(name, parser, help=help_text)
-    return parser
-
-
-def make_parser(prog: str = PROG) -> Parser:
-    """All commands and their flags.
-
-    Args:
-        prog: how the program was called, for the help.
-    """
-    if "add_print_completion_argument" in inspect.signature(set_parsing_settings).parameters:
-        set_parsing_settings(add_print_completion_argument=True)
-    parser = Parser(
-        prog=prog,
-        description="Convert image datasets into stores, and look after the stores.",
-        epilog="exit codes: 0 success, 1 failed check or job, 2 wrong use, 130, 143, 141: Ctrl-C, SIGTERM, no reader",
-        version=__version__,
-        formatter_class=_Help,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    commands = parser.add_subcommands(required=True, dest="command", metavar="COMMAND")
-    for add_command in (_convert, _commit, _info, _verify, _copy, _report, _bench):
-        add_command(commands, prog)
-    return parser
-
-
-def _path(parser: Parser, *names: str, **options: Any) -> None:
-    """Add an argument that is a path, which shells complete."""
-    parser.add_argument(*names, **options).complete = _FILES
-
 
 _FILES = {  # the value of `shtab.FILE`, which needn't be installed
     "bash": "_shtab_compgen_files",
@@ -103,121 +27,173 @@ _FILES = {  # the value of `shtab.FILE`, which needn't be installed
 }
 
 
-def _convert(commands: Any, prog: str) -> None:
-    parser = _command(
-        commands,
-        prog,
-        "convert",
-        "Convert a dataset into a store, or go on with an interrupted conversion.",
-        "/data/imagenet data/imagenet-256.zarr",
-        "photos 'data/photos-{size}.zarr' --size 160 --size 224 --on-error skip",
+class Parser(argparse.ArgumentParser):
+    """Wrong use is one line on standard error, and exit code 2."""
+
+    def __init__(self, **options: Any) -> None:
+        formatter = argparse.RawDescriptionHelpFormatter  # keeps the lines of examples as they are
+        super().__init__(formatter_class=formatter, allow_abbrev=False, **options)
+
+    def error(self, message: str) -> Any:
+        raise UsageError(f"{one_line(message)}; see `{self.prog} --help`")
+
+    def flag(self, name: str, help: str, *, is_path: bool = False, shown: Any = None, **options: Any) -> None:
+        """Add an argument. Its help shows the default (or `shown`), and shells complete a path."""
+        shown = options.get("default") if shown is None else shown
+        text = help if shown in (None, False, argparse.SUPPRESS) else f"{help} (default: {shown})"
+        action = self.add_argument(name, help=text, **options)
+        if is_path:
+            action.complete = _FILES  # type: ignore[attr-defined]
+
+    def place(self, name: str, help: str, **options: Any) -> None:
+        """Add a positional argument that is a path."""
+        self.flag(name, help, is_path=True, metavar=name.upper(), **options)
+
+
+class _PrintCompletion(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, args: Any, value: Any, option: str | None = None) -> None:
+        try:
+            import shtab
+        except ImportError:
+            raise UsageError(f"{option}: completion for shells needs a package: pip install shtab") from None
+        print(shtab.complete(parser, value.removeprefix("shtab-")))  # noqa: T201
+        parser.exit()
+
+
+def parse(arguments: Sequence[str], prog: str = PROG) -> argparse.Namespace:
+    """The command (`command`) and its arguments. `--help` and `--version` print and exit.
+
+    Args:
+        arguments: of the command line.
+        prog: how the program was called, for the help.
+
+    Raises:
+        UsageError: in one line.
+    """
+    parser, commands = _parsers(prog)
+    args, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        command = commands[args.command]
+        flag = next((word.partition("=")[0] for word in unknown if word.startswith("--")), unknown[0])
+        flags = [name for action in command._actions for name in action.option_strings]
+        close = difflib.get_close_matches(flag.replace("_", "-").lower(), flags, 1)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        command.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    return args
+
+
+def _parsers(prog: str) -> tuple[Parser, dict[str, Parser]]:
+    parser = Parser(
+        prog=prog,
+        description="Convert image datasets into stores, and look after the stores.",
+        epilog="exit codes: 0 success, 1 failed check or job, 2 wrong use, 130, 143, 141: Ctrl-C, SIGTERM, no reader",
     )
-    _path(parser, "src", metavar="SRC", help="folder, archives, manifest, parquet, or torchvision:NAME")
-    _path(parser, "dst", metavar="DST", help="the store to write; holds {size} when there are several sizes")
-    add = parser.add_argument
-    add("--verbose", action="store_true", help="one line for each chunk, with images/s and its bad files")
-    add("--size", action="append", metavar="S", help="side in pixels, 256 if not given; repeatable")
-    add("--fit", choices=FITS, default="crop", help="how an image becomes a square")
-    add("--filter", choices=FILTERS, default="bicubic", help="resampling filter, always antialiased")
-    add("--channels", choices=tuple(CHANNELS), default="rgb", help="three channels, or one")
-    add("--exif-transpose", action="store_true", help="apply the EXIF orientation before the resize")
-    add("--split", action="append", metavar="NAME", help="only this split, repeatable; or the name of an only split")
-    add("--source", choices=SOURCE_KINDS, default=None, metavar="KIND", help=f"force a kind: {', '.join(SOURCE_KINDS)}")
-    add("--n-jobs", type=int, default=-1, metavar="N", help="worker processes; -1: one per core")
-    add("--backend", choices=BACKENDS, default="loky", help="processes here, or a Dask or Ray cluster")
-    add(
-        "--scheduler",
-        type=str,
-        metavar="ADDR",
-        default=None,
-        help="running Dask or Ray cluster; else a local one is started",
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    shells = [f"shtab-{shell}" for shell in ("bash", "zsh", "tcsh")]
+    text = "print a script that completes this command in a shell"
+    parser.add_argument(
+        "--print_completion",
+        choices=shells,
+        action=_PrintCompletion,
+        metavar="SHELL",
+        default=argparse.SUPPRESS,
+        help=text,
     )
-    add("--part", type=str, metavar="I/N", default=None, help="only every N-th chunk, I from 1; for batch schedulers")
-    add("--on-error", choices=("stop", "skip"), default="stop", help="with bad samples: commit nothing, or skip them")
-    add("--max-pixels", type=int, default=None, metavar="N", help="images with more pixels are bad samples")
-    classes = {"type": str, "default": None}
-    _path(parser, "--classes", metavar="FILE", help="keep only the class ids listed in FILE, one a line", **classes)
-    _path(parser, "--class-order", metavar="FILE|numeric", help="label order other than sorted ids", **classes)
-    add("--limit-per-class", type=int, metavar="N", default=None, help="at most N samples a class and split")
-    add("--no-shuffle", action="store_true", help="keep the source's order in train splits, too")
-    add("--seed", type=int, default=0, help="seed of the shuffle")
-    add("--chunk-mb", type=float, default=100.0, metavar="MB", help="size of a chunk file in 10^6 bytes")
-    add("--overwrite", action="store_true", help="delete these splits, and unfinished work, first")
-    add("--dry-run", action="store_true", help="say what would be written, and stop")
-    add("--check-md5", action="store_true", help="check the official archives' MD5 first")
-    add("--download", action="store_true", help="let torchvision download the dataset")
+    _common(parser, False)
+    adder = parser.add_subparsers(required=True, dest="command", metavar="COMMAND")
+    commands: dict[str, Parser] = {}
+
+    def command(name: str, text: str, *examples: str) -> Parser:
+        epilog = "\n".join(["examples:", *(f"  {prog} {name} {example}" for example in examples)])
+        commands[name] = adder.add_parser(name, help=text, description=text, epilog=epilog)
+        return commands[name]
+
+    _add_convert(command("convert", *_CONVERT))
+    _add_others(command)
+    for name, made in commands.items():
+        _common(made, argparse.SUPPRESS)  # so that what stands before the command's name counts, too
+        made.usage = f"{prog} {name} {' '.join(_positionals(made))} [options]"
+    return parser, commands
 
 
-def _commit(commands: Any, prog: str) -> None:
-    parser = _command(
-        commands, prog, "commit", "Commit a conversion whose parts are all done.", "data/imagenet-256.zarr"
-    )
-    _path(parser, "dst", metavar="DST", help="the store being written")
-    parser.add_argument("--on-error", choices=("stop", "skip"), default="stop", help="as for convert")
+def _positionals(parser: Parser) -> list[str]:
+    actions = [action for action in parser._actions if not action.option_strings]
+    return [f"[{action.metavar}]" if action.nargs == "?" else str(action.metavar) for action in actions]
 
 
-def _info(commands: Any, prog: str) -> None:
-    parser = _command(
-        commands,
-        prog,
+def _common(parser: Parser, default: Any) -> None:
+    text = "show no progress, only errors and what was asked for"
+    parser.add_argument("--quiet", action="store_true", default=default, help=text)
+    parser.add_argument("--debug", action="store_true", default=default, help="show the traceback of an error")
+
+
+_CONVERT = (
+    "Convert a dataset into a store, or go on with an interrupted conversion.",
+    "/data/imagenet data/imagenet-256.zarr",
+    "photos 'data/photos-{size}.zarr' --size 160 --size 224 --on-error skip",
+)
+
+
+def _add_convert(parser: Parser) -> None:
+    """SRC, DST and a flag for each field of `ConvertOptions`, with its docstring as help."""
+    parser.place("src", "folder, archives, manifest, parquet, or torchvision:NAME")
+    parser.place("dst", "the store to write; holds {size} when there are several sizes")
+    texts = {param.arg_name: param.description for param in docstring_parser.parse_from_object(ConvertOptions).params}
+    for item in fields(ConvertOptions):
+        options = dict(item.metadata)
+        if item.default is False:
+            options["action"] = "store_true"
+        elif type(item.default) in (int, float):
+            options["type"] = type(item.default)
+        if item.name != "quiet":  # which all commands have
+            flag = f"--{item.name.replace('_', '-')}"
+            # Only what was given arrives: the defaults are the dataclass's.
+            parser.flag(flag, str(texts[item.name]), default=argparse.SUPPRESS, shown=item.default, **options)
+
+
+def _add_others(command: Callable[..., Parser]) -> None:
+    commit = command("commit", "Commit a conversion whose parts are all done.", "data/imagenet-256.zarr")
+    commit.place("dst", "the store being written")
+    commit.flag("--on-error", "as for convert", choices=ON_ERROR, default="stop")
+
+    info = command(
         "info",
         "Describe a store, or without one the installed software.",
         "data/imagenet-256.zarr",
         "data/imagenet-256.zarr --json",
     )
-    _path(parser, "store", nargs="?", metavar="STORE", default=None, help="the store's folder")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    info.place("store", "the store's folder", nargs="?")
+    info.flag("--json", "print JSON", action="store_true")
 
-
-def _verify(commands: Any, prog: str) -> None:
-    parser = _command(
-        commands,
-        prog,
+    verify = command(
         "verify",
         "Check every byte of a store against its digests, and samples against their source.",
         "data/imagenet-256.zarr",
         "data/imagenet-256.zarr --against /data/imagenet --sample 1000",
     )
-    _path(parser, "store", metavar="STORE", help="the store's folder")
-    against = "decode samples of SRC, from which the store was converted, again and compare pixels"
-    _path(parser, "--against", type=str, metavar="SRC", default=None, help=against)
-    add = parser.add_argument
-    add("--sample", type=int, metavar="N", default=1000, help="how many samples a split; 0 for all")
-    add("--source", choices=SOURCE_KINDS, default=None, metavar="KIND", help="kind of SRC")
-    add("--json", action="store_true", help="print JSON")
+    verify.place("store", "the store's folder")
+    text = "decode samples of SRC, from which the store was converted, again and compare pixels"
+    verify.flag("--against", text, metavar="SRC", is_path=True)
+    verify.flag("--sample", "how many samples a split; 0 for all", type=int, metavar="N", default=1000)
+    verify.flag("--source", "kind of SRC", choices=COMMAND_KINDS)
+    verify.flag("--json", "print JSON", action="store_true")
 
-
-def _copy(commands: Any, prog: str) -> None:
-    parser = _command(
-        commands,
-        prog,
+    copy = command(
         "copy",
         "Copy a store with another codec: compressed for shipping, none for training.",
         "data/imagenet-256.zarr s3://bucket/imagenet-256.zarr --codec zstd",
         "s3://bucket/imagenet-256.zarr data/imagenet-256.zarr --codec none",
     )
-    _path(parser, "store", metavar="STORE", help="a store, or a URL that zarr can read")
-    _path(parser, "dst", metavar="DST", help="a folder, or a URL that zarr can write")
-    add = parser.add_argument
-    add("--codec", choices=CODECS, default="none", help="none for training; max is smallest")
-    add("--n-jobs", type=int, default=-1, metavar="N", help="threads; -1: one per core")
+    copy.place("store", "a store, or a URL that zarr can read")
+    copy.place("dst", "a folder, or a URL that zarr can write")
+    copy.flag("--codec", "none for training; max is smallest", choices=CODECS, default="none")
+    copy.flag("--n-jobs", "threads; -1: one per core", type=int, metavar="N", default=-1)
 
+    example = "data/imagenet-256.zarr"
+    report = command("report", "Write one HTML page to look at the dataset.", example, f"{example} --out imagenet.html")
+    report.place("store", "the store's folder")
+    report.flag("--out", "the page", metavar="FILE.html", is_path=True, shown="STORE with .html instead of .zarr")
 
-def _report(commands: Any, prog: str) -> None:
-    parser = _command(
-        commands,
-        prog,
-        "report",
-        "Write one HTML page to look at the dataset.",
-        "data/imagenet-256.zarr",
-        "data/imagenet-256.zarr --out imagenet.html",
-    )
-    _path(parser, "store", metavar="STORE", help="the store's folder")
-    out = "default: STORE with .html instead of .zarr"
-    _path(parser, "--out", type=str, metavar="FILE.html", default=None, help=out)
-
-
-def _bench(commands: Any, prog: str) -> None:
-    parser = _command(commands, prog, "bench", "Measure how fast this machine reads a store.", "data/imagenet-256.zarr")
-    _path(parser, "store", metavar="STORE", help="the store's folder")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    bench = command("bench", "Measure how fast this machine reads a store.", example)
+    bench.place("store", "the store's folder")
+    bench.flag("--json", "print JSON", action="store_true")

@@ -9,14 +9,15 @@ import os
 import signal
 import sys
 import threading
+from argparse import Namespace
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from jsonargparse import Namespace
-
-from pipeline.arguments import PROG, make_parser
+from pipeline.arguments import PROG, parse
+from pipeline.conversion.options import ConvertOptions
 from pipeline.conversion.workdir import Workspace, store_paths
 from pipeline.errors import Error, UsageError
-from pipeline.text import counted, one_line, printable
+from pipeline.text import are, counted, one_line, printable
 
 SCRIPT = "efficient-imagenet"  # the same as an installed command, which shells can complete
 INTERRUPTED = 130  # 128 + SIGINT, as shells do
@@ -29,24 +30,18 @@ def _out(text: str) -> None:
 
 
 def _run_convert(args: Namespace) -> None:
-    from pipeline.conversion.api import DEFAULT_MAX_PIXELS, convert
+    from pipeline.conversion.api import convert
 
-    options = args.as_dict()
-    for name in ("debug", "command"):
-        options.pop(name, None)
-    options["size"] = _sizes(options["size"])
-    options["max_pixels"] = DEFAULT_MAX_PIXELS if options["max_pixels"] is None else options["max_pixels"]
-    report = convert(options.pop("src"), options.pop("dst"), **options)
-    if not args.dry_run and not args.quiet:
+    options = _options(args)
+    report = convert(args.src, args.dst, **options)
+    if not args.quiet and not options.get("dry_run"):
         for store in report.stores:
             _out(f"{store}: {', '.join(report.committed) or 'nothing committed yet'}")
 
 
-def _sizes(texts: Sequence[str] | None) -> list[int]:
-    try:
-        return [int(text) for text in texts or ["256"]]
-    except ValueError as error:
-        raise UsageError(f"--size {', '.join(texts or ())}: must be whole numbers of pixels") from error
+def _options(args: Namespace) -> dict[str, Any]:
+    """The options of `convert` that were given."""
+    return {name: value for name, value in vars(args).items() if name not in ("src", "dst", "command", "debug")}
 
 
 def _run_commit(args: Namespace) -> None:
@@ -121,18 +116,21 @@ def _give_up(signum: int, frame: object) -> None:
     os._exit(INTERRUPTED)
 
 
-def _what_is_left(command: str, args: Namespace | None) -> str:
+def _what_is_left(args: Namespace | None) -> str:
     """What a stopped command leaves behind, and how to go on."""
-    if command != "convert" or args is None or args.dry_run:
-        return "run the same command again"
+    again = "run the same command again"
+    if args is None or args.command != "convert":
+        return again
     try:
-        stores = store_paths(args.dst, sorted(set(_sizes(args.size))))
+        options = ConvertOptions(**_options(args))
+        stores = store_paths(args.dst, options.sizes)
     except UsageError:
-        return "run the same command again"
+        return again
+    if options.dry_run:
+        return again
     finished = max(Workspace(store).num_finished() for store in stores)
     if finished:
-        kept = f"{counted(finished, 'finished chunk')} {'is' if finished == 1 else 'are'} kept"
-        return f"{kept}: rerun the same command to go on"
+        return f"{counted(finished, 'finished chunk')} {are(finished)} kept: rerun the same command to go on"
     if any((store / "zarr.json").exists() for store in stores):
         return "finished splits are kept: rerun the same command to go on"
     return "no chunk was finished yet: rerun the same command"
@@ -148,42 +146,40 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0 success, 1 failed check or job, 2 wrong use, 128 + a signal."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
-    name, args = "arguments", None
+    args = None
     # What joblib's resource tracker says when it cleans up after a killed run is no news to whoever killed it.
     os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker:UserWarning")
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _terminate)  # so that workers and temp files are cleaned up
         signal.signal(signal.SIGINT, _interrupt)
     try:
-        parsed = make_parser(_program(arguments)).parse_args(arguments)
-        name = parsed.command
-        args = parsed[name]
-        COMMANDS[name](args)
+        args = parse(arguments, _program(arguments))
+        COMMANDS[args.command](args)
         sys.stdout.flush()  # here, where a reader that is gone is noticed
-    except Error as error:
-        if debug:
-            raise
-        sys.stderr.write(f"error: {printable(one_line(error))}\n")
-        return error.exit_code
+        return 0
     except KeyboardInterrupt:
-        sys.stderr.write(f"interrupted; {_what_is_left(name, args)}\n")
-        return INTERRUPTED
+        return _say(f"interrupted; {_what_is_left(args)}", INTERRUPTED)
     except _Terminated:
-        sys.stderr.write(f"terminated; {_what_is_left(name, args)}\n")
-        return TERMINATED
+        return _say(f"terminated; {_what_is_left(args)}", TERMINATED)
     except BrokenPipeError:
         for stream in (sys.stdout, sys.stderr):  # neither fails again when Python flushes it at the end
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         return NO_READER
-    except OSError as error:
+    except Exception as error:
         if debug:
             raise
-        sys.stderr.write(f"error: {error.filename or name}: {error.strerror or error}; mend that and run it again\n")
-        return 1
-    except Exception as error:  # a fault of ours: still one line, and a way to see more
-        if debug:
-            raise
-        text = printable(one_line(error))
-        sys.stderr.write(f"error: {type(error).__name__}: {text}; unexpected: run it with --debug and report that\n")
-        return 1
-    return 0
+        if isinstance(error, Error):
+            return _say(f"error: {error}", error.exit_code)
+        if isinstance(error, OSError):
+            what = error.filename or (args.command if args else "arguments")
+            return _say(f"error: {what}: {error.strerror or error}; mend that and run it again", 1)
+        # A fault of ours: still one line, and a way to see more.
+        return _say(
+            f"error: {type(error).__name__}: {error}; unexpected: run it with --debug and report what it shows", 1
+        )
+
+
+def _say(text: str, exit_code: int) -> int:
+    """Write one line to standard error; returns the exit code."""
+    sys.stderr.write(printable(one_line(text)) + "\n")
+    return exit_code

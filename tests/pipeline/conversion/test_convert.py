@@ -422,7 +422,7 @@ def test_a_second_conversion_is_refused(source: Path, tmp_path: Path) -> None:
         ({"part": "5/4"}, "--part 5/4: I must be from 1 to N"),
         ({"part": "x"}, "--part x: must be I/N"),
         ({"backend": "mpi"}, "--backend mpi: must be one of"),
-        ({"scheduler": "tcp://x:1"}, "--scheduler goes with --backend dask or ray"),
+        ({"scheduler": "tcp://x:1"}, "--scheduler tcp://x:1: goes with --backend dask or ray"),
         ({"n_jobs": 0}, "--n-jobs 0: must be a number of processes"),
         ({"on_error": "ignore"}, "--on-error ignore"),
         ({"part": "1/2", "overwrite": True}, "--overwrite can't go with --part"),

@@ -1,0 +1,133 @@
+"""What a conversion can be told: one dataclass makes convert's flags, help, checks and keyword arguments."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from pipeline.conversion.backends import BACKENDS
+from pipeline.conversion.workdir import Part
+from pipeline.errors import UsageError
+from pipeline.image.decode import DecodeOptions
+from pipeline.sources import SOURCE_KINDS
+from pipeline.store.geometry import CHANNELS, FILTERS, FITS, Geometry
+
+ON_ERROR = ("stop", "skip")
+COMMAND_KINDS = tuple(kind for kind in SOURCE_KINDS if kind != "sequence")  # that one only from Python
+
+
+def _flag(default: Any, metavar: str | None = None, **arguments: Any) -> Any:
+    """A field with what the command line needs to know of its flag, as argparse calls it."""
+    return field(default=default, metadata={"metavar": metavar, **arguments})
+
+
+@dataclass(kw_only=True)
+class ConvertOptions:
+    """The flags of `convert`, with underscores for dashes.
+
+    Attributes made of them: `sizes` (ascending), `geometries` (one for each size), `splits` (None for all),
+    `chosen_part` and `decode`.
+
+    Raises:
+        UsageError: a value that can't work; the line names the flag, the value and what is allowed.
+    """
+
+    verbose: bool = False
+    """one line for each chunk, with images/s and its bad files"""
+    size: int | Sequence[int] = _flag(Geometry.size, "S", action="append", type=int)
+    """side in pixels; repeatable"""
+    fit: str = _flag(Geometry.fit, choices=FITS)
+    """how an image becomes a square"""
+    filter: str = _flag(Geometry.filter, choices=FILTERS)
+    """resampling filter, always antialiased"""
+    channels: str = _flag(Geometry.channels, choices=tuple(CHANNELS))
+    """three channels, or one"""
+    exif_transpose: bool = False
+    """apply the EXIF orientation before the resize"""
+    split: str | Sequence[str] | None = _flag(None, "NAME", action="append")
+    """only this split, repeatable; or the name of an only split"""
+    source: str | None = _flag(None, choices=COMMAND_KINDS)
+    """force a kind of source"""
+    n_jobs: int = _flag(-1, "N")
+    """worker processes; -1: one per core"""
+    backend: str = _flag("loky", choices=BACKENDS)
+    """processes here, or a Dask or Ray cluster"""
+    scheduler: str | None = _flag(None, "ADDR")
+    """running Dask or Ray cluster; else a local one is started"""
+    part: str | None = _flag(None, "I/N")
+    """only every N-th chunk, I from 1; for batch schedulers"""
+    on_error: str = _flag("stop", choices=ON_ERROR)
+    """with bad samples: commit nothing, or skip them"""
+    max_pixels: int = _flag(DecodeOptions.max_pixels, "N")
+    """images with more pixels are bad samples"""
+    classes: str | Path | None = field(default=None, metadata={"metavar": "FILE", "is_path": True})
+    """keep only the class ids listed in FILE, one a line"""
+    class_order: str | Path | None = field(default=None, metadata={"metavar": "FILE|numeric", "is_path": True})
+    """label order other than sorted ids"""
+    limit_per_class: int | None = _flag(None, "N", type=int)
+    """at most N samples a class and split"""
+    no_shuffle: bool = False
+    """keep the source's order in train splits, too"""
+    seed: int = _flag(0, "SEED")
+    """seed of the shuffle"""
+    chunk_mb: float = _flag(100.0, "MB")
+    """size of a chunk file in 10^6 bytes"""
+    overwrite: bool = False
+    """delete these splits, and unfinished work, first"""
+    dry_run: bool = False
+    """say what would be written, and stop"""
+    check_md5: bool = False
+    """check the official archives' MD5 first"""
+    download: bool = False
+    """let torchvision download the dataset"""
+    quiet: bool = False
+    """show no progress, only errors and what was asked for"""
+
+    def __post_init__(self) -> None:
+        self.sizes = _whole_numbers("size", self.size)
+        for item in fields(self):
+            value, choices = getattr(self, item.name), item.metadata.get("choices", ())
+            if item.type in ("int", "int | None") and value is not None:
+                setattr(self, item.name, _whole_numbers(item.name, value)[0])
+            elif choices and item.name != "source" and value not in choices:
+                raise _wrong(item.name, value, f"one of {', '.join(choices)}")
+        for name, good, wanted in (
+            ("n_jobs", self.n_jobs != 0, "a number of processes, or -1 for one per core"),
+            ("chunk_mb", 0 < self.chunk_mb < math.inf, "more than 0"),
+            ("max_pixels", self.max_pixels > 0, "more than 0"),
+            ("seed", self.seed >= 0, "0 or more"),
+        ):
+            if not good:
+                raise _wrong(name, getattr(self, name), wanted)
+        if not self.sizes:
+            raise UsageError("--size: at least one is needed")
+        if self.scheduler and self.backend == "loky":
+            raise UsageError(f"--scheduler {self.scheduler}: goes with --backend dask or ray; add one of them")
+        if self.overwrite and self.part is not None:
+            raise UsageError(
+                "--overwrite can't go with --part: parts would delete each other's work; remove the store first"
+            )
+        if self.quiet and self.verbose:
+            raise UsageError("--quiet and --verbose contradict each other; give one of them")
+        self.splits = [self.split] if isinstance(self.split, str) else self.split
+        self.chosen_part = None if self.part is None else Part.parse(self.part)
+        self.decode = DecodeOptions(max_pixels=self.max_pixels)
+        geometry = (self.fit, self.filter, self.channels, self.exif_transpose)
+        self.geometries = [Geometry(size, *geometry) for size in self.sizes]
+
+
+def _whole_numbers(name: str, value: Any) -> list[int]:
+    """One number or several, ascending and each once, as Python's own integers: numpy's are taken, fractions not."""
+    several = isinstance(value, Iterable) and not isinstance(value, str)
+    try:
+        return sorted({operator.index(one) for one in (value if several else [value])})
+    except TypeError:
+        raise _wrong(name, value, "a whole number") from None
+
+
+def _wrong(name: str, value: object, wanted: str) -> UsageError:
+    return UsageError(f"--{name.replace('_', '-')} {value}: must be {wanted}")
