@@ -1,8 +1,8 @@
 """One sample from encoded bytes (or an array) to one or more resized squares, written where they belong.
 
-JPEG, nearly everything there is, takes the fast path: simplejpeg (libjpeg-turbo) decodes into a buffer that is kept,
-one resize cuts and shrinks it, and the result goes straight to where the caller wants it, in the chunk.
-The pixels are those that PIL decodes. Whatever simplejpeg can't do or isn't sure of goes to PIL, as do other formats.
+Nearly all images are JPEGs and take the fast path: simplejpeg (libjpeg-turbo) decodes into a buffer that is kept, one
+resize cuts and shrinks it, and the result goes straight to its place in the chunk. The pixels are those that PIL
+decodes. PIL decodes the other formats, and every JPEG that simplejpeg refuses.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class Decoded:
     warnings: int
 
 
-class _Kept(threading.local):
-    buffer = np.empty(0, np.uint8)
+class _Buffers(threading.local):
+    decoded = np.empty(0, np.uint8)
 
 
-_kept = _Kept()
+_buffers = _Buffers()
 
 
 def _buffer(height: int, width: int) -> np.ndarray:
@@ -69,9 +69,9 @@ def _buffer(height: int, width: int) -> np.ndarray:
     num_bytes = height * width * 3
     if num_bytes > KEPT_BYTES:
         return np.empty((height, width, 3), np.uint8)
-    if num_bytes > len(_kept.buffer):
-        _kept.buffer = np.empty(num_bytes, np.uint8)
-    return _kept.buffer[:num_bytes].reshape(height, width, 3)
+    if num_bytes > len(_buffers.decoded):
+        _buffers.decoded = np.empty(num_bytes, np.uint8)
+    return _buffers.decoded[:num_bytes].reshape(height, width, 3)
 
 
 def decode_into(
@@ -183,13 +183,13 @@ def _transpose(pixels: np.ndarray, orientation: int) -> np.ndarray:
 
 def _decode_pil(data: bytes, options: DecodeOptions, *, exif_transpose: bool) -> tuple[np.ndarray, Decoded]:
     """RGB pixels of anything that PIL reads."""
-    image, mode, complaints = open_rgb(
+    image, mode, warnings = open_rgb(
         data, max_pixels=options.max_pixels, background=options.background, exif_transpose=exif_transpose
     )
     if data[:2] == JPEG_START and mode != "CMYK":
-        complaints += 1  # simplejpeg found something amiss, but all pixels are there
+        warnings += 1  # simplejpeg refused the data, but PIL found all pixels
     pixels = to_array(image, _buffer(image.height, image.width))
-    return pixels, Decoded(image.height, image.width, mode, complaints)
+    return pixels, Decoded(image.height, image.width, mode, warnings)
 
 
 def _from_array(array: np.ndarray, options: DecodeOptions) -> tuple[np.ndarray, Decoded]:

@@ -1,4 +1,4 @@
-"""PIL without its noise: what it and libtiff say about a damaged file is counted, and never reaches the terminal."""
+"""What PIL and libtiff say about a damaged file is counted, and never reaches the terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import logging
 import threading
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from PIL import Image, PngImagePlugin
 
@@ -17,20 +16,13 @@ _lock = threading.Lock()
 _TiffHandler = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 
 
-@dataclass
-class DecodeWarnings:
-    """How many warnings, log records and libtiff messages came; complete once the context has ended."""
+class DecodeWarnings(logging.Handler):
+    """`count` is how many warnings, log records and libtiff messages came; complete once the context has ended."""
 
-    count: int = 0
-
-
-class _Counter(logging.Handler):
-    def __init__(self, complaints: DecodeWarnings) -> None:
-        super().__init__(logging.WARNING)
-        self.complaints = complaints
+    count = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.complaints.count += 1
+        self.count += 1
 
 
 @functools.cache
@@ -49,14 +41,14 @@ def _libtiff() -> ctypes.CDLL | None:
 
 
 @contextlib.contextmanager
-def _quiet_libtiff(complaints: DecodeWarnings) -> Iterator[None]:
+def _libtiff_counted(noted: DecodeWarnings) -> Iterator[None]:
     library = _libtiff()
     if library is None:
         yield
         return
 
     def count(module: int | None, text: int | None, arguments: int | None) -> None:
-        complaints.count += 1
+        noted.count += 1
 
     handler = _TiffHandler(count)
     previous = library.TIFFSetErrorHandler(ctypes.cast(handler, ctypes.c_void_p))
@@ -68,23 +60,22 @@ def _quiet_libtiff(complaints: DecodeWarnings) -> Iterator[None]:
 
 @contextlib.contextmanager
 def captured_warnings(max_pixels: int) -> Iterator[DecodeWarnings]:
-    """PIL with our limit of pixels (DecompressionBombError above it) and without a sound.
+    """PIL with our limit of pixels (DecompressionBombError above it) and nothing written to the terminal.
 
     All of this is global to the process, hence a lock: one PIL decode at a time. Conversion runs on processes.
     """
-    complaints, logger = DecodeWarnings(), logging.getLogger("PIL")
-    handler = _Counter(complaints)
-    with _lock, warnings.catch_warnings(record=True) as caught, _quiet_libtiff(complaints):
+    noted, logger = DecodeWarnings(logging.WARNING), logging.getLogger("PIL")
+    with _lock, warnings.catch_warnings(record=True) as caught, _libtiff_counted(noted):
         warnings.simplefilter("always")
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         settings = Image.MAX_IMAGE_PIXELS, PngImagePlugin.MAX_TEXT_CHUNK, logger.propagate
         Image.MAX_IMAGE_PIXELS = max_pixels / 2  # type: ignore[assignment] # PIL refuses more than twice as many
         PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY  # a big colour profile is no reason to fail
         logger.propagate = False
-        logger.addHandler(handler)
+        logger.addHandler(noted)
         try:
-            yield complaints
+            yield noted
         finally:
-            logger.removeHandler(handler)
+            logger.removeHandler(noted)
             Image.MAX_IMAGE_PIXELS, PngImagePlugin.MAX_TEXT_CHUNK, logger.propagate = settings
-            complaints.count += len(caught)
+            noted.count += len(caught)

@@ -56,7 +56,7 @@ def open_rgb(
     Raises:
         BadSample: the image can't be converted.
     """
-    with captured_warnings(max_pixels) as complaints:
+    with captured_warnings(max_pixels) as noted:
         try:
             image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
             check_pixels(image.height, image.width, max_pixels)
@@ -64,7 +64,7 @@ def open_rgb(
             check_pixels(image.height, image.width, max_pixels)  # of an icon it is known only now
             mode = image.mode
             if exif_transpose:
-                _turn_upright(image, complaints)
+                _turn_upright(image, noted)
             image = to_rgb(image, background)
         except (BadSample, MemoryError):
             raise
@@ -72,7 +72,7 @@ def open_rgb(
             raise _why_unidentified(data) from None
         except Exception as error:  # PIL's decoders raise all kinds of errors on damaged files
             raise _bad_sample(error, data) from None
-    return image, mode, complaints.count
+    return image, mode, noted.count
 
 
 def jpeg_orientation(data: bytes) -> int:
@@ -85,11 +85,11 @@ def jpeg_orientation(data: bytes) -> int:
     return orientation if orientation in range(1, 9) else 1
 
 
-def _turn_upright(image: Image.Image, complaints: DecodeWarnings) -> None:
+def _turn_upright(image: Image.Image, noted: DecodeWarnings) -> None:
     try:
         ImageOps.exif_transpose(image, in_place=True)
     except Exception:  # EXIF that can't be parsed says nothing about the orientation
-        complaints.count += 1
+        noted.count += 1
 
 
 def _why_unidentified(data: bytes) -> BadSample:

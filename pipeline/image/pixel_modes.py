@@ -33,9 +33,10 @@ def to_rgb(image: Image.Image, background: tuple[int, int, int]) -> Image.Image:
             rgb.paste(background, mask=Image.fromarray(levels == transparency))
         return rgb
     if image.mode == "RGB" and isinstance(transparency, tuple) and max(transparency) > 255:
-        image = image.copy()  # a caller's own may be no other afterwards
-        image.info["transparency"] = tuple(level >> 8 for level in transparency)  # of a 48-bit PNG, read as 24-bit
-    if image.mode == "La":  # which PIL converts to no other
+        image = image.copy()  # the caller's image stays as it is
+        # a 48-bit PNG is read as 24-bit, but its transparent colour is not
+        image.info["transparency"] = tuple(level >> 8 for level in transparency)
+    if image.mode == "La":  # PIL converts it to LA only
         image = image.convert("LA")
     if image.has_transparency_data:
         canvas = Image.new("RGBA", image.size, (*background, 255))
