@@ -11,7 +11,7 @@ OUT  ?= data/imagenet-$(SIZE).zarr
 JOBS ?= -1
 ARGS ?=
 
-.PHONY: help setup demo dataset test test-docs test-quick test-slow lint format bench gpu-check clean
+.PHONY: help setup demo dataset test test-docs test-quick test-slow lint format bench docs gpu-check clean
 
 help:
 	@echo "make setup      a virtual environment in .venv with everything that training needs"
@@ -22,6 +22,7 @@ help:
 	@echo "make test-slow  kills, elasticity, clusters, fuzzing"
 	@echo "make lint       ruff, mypy and the rule of imports; format: rewrite with ruff"
 	@echo "make bench      the benchmarks of tests/bench"
+	@echo "make docs       the public API as HTML pages in build/docs, from its docstrings"
 	@echo "make gpu-check  training throughput with and without the loader, on this machine's GPU"
 	@echo "make clean      delete .venv and caches; data/ and runs/ stay"
 
@@ -81,6 +82,10 @@ format: $(VENV)/.setup-dev
 
 bench: $(VENV)/.setup-dev
 	$(BIN)/python -m tests.bench
+
+docs: $(VENV)/.setup-dev
+	$(BIN)/python -m pdoc --output-directory build/docs --docformat google pipeline.conversion.api pipeline.store.reader \
+	  trainer.dataset trainer.loader trainer.order trainer.augment
 
 gpu-check: setup
 	$(BIN)/python -m trainer.gpu_check $(ARGS)

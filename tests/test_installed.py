@@ -1,0 +1,72 @@
+"""What a wheel holds, and the public API under one name."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def tracked() -> list[str]:
+    """Files of the checkout that git doesn't ignore; skips outside a checkout."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if found.returncode:
+        pytest.skip("not a git checkout")
+    return [name for name in found.stdout.splitlines() if (ROOT / name).is_file()]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the wheel installs, and nothing else of the checkout."""
+    folder = tmp_path_factory.mktemp("wheel")
+    for name in tracked():  # a copy, as setuptools leaves a folder `build` behind
+        (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / "source" / name)
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir"]
+    subprocess.run([*command, str(folder), str(folder / "source")], check=True)
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder / "site")
+    return folder / "site"
+
+
+def python(code: str, folder: Path, path: Path) -> subprocess.CompletedProcess[str]:
+    """Run code in `folder` with `path` before all else on sys.path."""
+    code = f"import sys; sys.path.insert(0, {str(path)!r})\n{code}"
+    return subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_a_wheel_holds_every_file_that_the_checkout_has(installed: Path) -> None:
+    ours = [name for name in tracked() if name.startswith(("pipeline/", "trainer/", "efficient_imagenet"))]
+    assert ours
+    assert [name for name in ours if not (installed / name).exists()] == []
+    assert not (installed / "tests").exists()
+
+
+def test_the_public_api_under_one_name(installed: Path, tmp_path: Path) -> None:
+    code = (
+        "import efficient_imagenet as e, pipeline\n"
+        "assert pipeline.__file__.startswith(sys.path[0])\n"
+        "assert 'torch' not in sys.modules and 'joblib' not in sys.modules\n"
+        "print([getattr(e, name).__name__ for name in e.__all__])"
+    )
+    done = python(code, tmp_path, installed)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "['Loader', 'RankPartitionedDataset', 'convert', 'open_store']"
+
+
+@pytest.mark.parametrize("name", ["pipeline", "trainer"])
+def test_another_package_of_the_same_name_is_named(name: str, installed: Path, tmp_path: Path) -> None:
+    (tmp_path / f"{name}.py").write_text("")
+    done = python(f"sys.path.insert(0, {str(tmp_path)!r})\nimport efficient_imagenet", tmp_path, installed)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ImportError")
+    assert str(tmp_path / f"{name}.py") in last
