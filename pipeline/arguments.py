@@ -13,10 +13,10 @@ import docstring_parser
 from pipeline import __version__
 from pipeline.conversion.options import COMMAND_KINDS, ON_ERROR, ConvertOptions
 from pipeline.errors import UsageError
+from pipeline.store.format import CODECS
 from pipeline.text import one_line
 
 PROG = "python -m pipeline"
-CODECS = ("none", "zstd", "blosc", "max")
 
 _FILES = {  # the value of `shtab.FILE`, which needn't be installed
     "bash": "_shtab_compgen_files",

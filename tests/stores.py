@@ -10,9 +10,9 @@ import numpy as np
 from zarr.storage import LocalStore
 
 from pipeline.sources.base import pack_keys
+from pipeline.store.format import SplitArrays
 from pipeline.store.geometry import Geometry
 from pipeline.store.writer import (
-    SplitArrays,
     channel_statistics,
     root_attributes,
     split_attributes,

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from pipeline.errors import UsageError
-from pipeline.store.reader import UNLABELLED
+from pipeline.store.format import UNLABELLED
 from trainer.dataset import RankPartitionedDataset
 from trainer.order import ORDER_VERSION
 from trainer.reading.batch_pool import BatchPool

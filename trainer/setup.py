@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from pipeline.errors import UsageError
-from pipeline.store.reader import UNLABELLED, Split, open_store
+from pipeline.store.format import UNLABELLED
+from pipeline.store.reader import Split, open_store
 from trainer.augment import IMAGENET_MEAN, IMAGENET_STD, DeviceTransform
 from trainer.config import Config, Stage
 from trainer.dataset import RankPartitionedDataset

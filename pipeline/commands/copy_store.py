@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -19,10 +18,11 @@ from zarr.storage import LocalStore
 from pipeline.conversion.workdir import Workspace
 from pipeline.errors import Error, StoreError, StoreNotFoundError, UsageError
 from pipeline.progress import Progress, say
-from pipeline.store.reader import FORMAT_NAME, FORMAT_VERSION, SMALL_ARRAYS
-from pipeline.store.writer import SplitArrays, known_codecs, publish, write_split
+from pipeline.store.format import CODECS, FORMAT_NAME, FORMAT_VERSION, SMALL_ARRAYS, SplitArrays
+from pipeline.store.integrity import padded_digest
+from pipeline.store.writer import known_codecs, publish, write_split
+from pipeline.text import one_line
 
-CODECS = ("none", "zstd", "blosc", "max")
 ZSTD_LEVEL = 5
 
 
@@ -166,7 +166,7 @@ def _open_group(source: str) -> zarr.Group:
         raise StoreNotFoundError(f"{source}: no store there; check the path")
     with _readable(source):
         try:
-            group = zarr.open_group(_open(source, read_only=True), mode="r", zarr_format=3)
+            group = zarr.open_group(_open(source, read_only=True), mode="r", zarr_format=3, use_consolidated=False)
         except FileNotFoundError:
             raise StoreNotFoundError(f"{source}: no store there; check the path") from None
     if group.attrs.get("format") != FORMAT_NAME or group.attrs.get("format_version") != FORMAT_VERSION:
@@ -195,7 +195,7 @@ def _copy_split(
         last = min(first + chunk_images, num_samples)
 
         def check(part: np.ndarray, place: str) -> np.ndarray:
-            if _digest(part, chunk_images) != arrays.digests[chunk].tobytes():
+            if padded_digest(part, chunk_images) != arrays.digests[chunk].tobytes():
                 raise StoreError(f"{place}: chunk c.{chunk}.0.0.0 is missing or altered; run `verify`, then copy again")
             return part
 
@@ -205,7 +205,7 @@ def _copy_split(
             raise
         except (RuntimeError, ValueError) as error:  # of a codec
             raise StoreError(
-                f"{source}/images/c.{chunk}.0.0.0: can't be decoded ({' '.join(str(error).split())}); take that file "
+                f"{source}/images/c.{chunk}.0.0.0: can't be decoded ({one_line(error)}); take that file "
                 "from a good copy of the store, then copy again"
             ) from error
         made[first:last] = check(part, source)
@@ -219,12 +219,3 @@ def _copy_split(
     with Progress(f"copy {name}", num_samples, int(np.prod(image_shape)), quiet=quiet) as progress:
         for num_images in threads(jobs):
             progress.advance(num_images)
-
-
-def _digest(images: np.ndarray, chunk_images: int) -> bytes:
-    """SHA-256 of a whole chunk: the images and their zero padding."""
-    digest = hashlib.sha256(np.ascontiguousarray(images))
-    padding = bytes(images[0].nbytes)
-    for _ in range(chunk_images - len(images)):
-        digest.update(padding)
-    return digest.digest()

@@ -10,7 +10,8 @@ import numpy as np
 from PIL import Image
 
 from pipeline.commands.survey import SplitSurvey, check_chunks
-from pipeline.store.reader import BAD_LABEL, Split
+from pipeline.store.format import BAD_LABEL
+from pipeline.store.reader import Split
 
 THUMB_PIXELS = 160
 PIXEL_ART = 40

@@ -78,8 +78,8 @@ def _write_report(store: Store, out: str | os.PathLike[str] | None, seed: int | 
     most = max(1, min(PICTURES_PER_SPLIT, PICTURES_IN_ALL // len(names)))
     surveys, pictures = [], []
     for name in names:
-        split = Split(store.path, name, check=False)
-        survey = survey_split(split, len(store.class_ids), str(store.geometry["fit"]))
+        split = Split(store, name, check=False)
+        survey = survey_split(split, store.geometry["fit"])
         surveys.append(survey)
         pictures.append(choose_pictures(survey, most, PICTURE_BYTES // len(names), rng))
     try:

@@ -23,7 +23,8 @@ from pipeline.html.page import (
     table,
     tag,
 )
-from pipeline.store.reader import UNLABELLED, Split, Store
+from pipeline.store.format import UNLABELLED
+from pipeline.store.reader import Split, Store
 
 MOST_NAMED_CLASSES = 40
 EXTREME_CLASSES = 5

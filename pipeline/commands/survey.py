@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import StoreError
-from pipeline.store.reader import BAD_LABEL, SMALL_ARRAYS, UNLABELLED, Split
-from pipeline.store.writer import sample_fingerprint
+from pipeline.store.format import BAD_LABEL, SMALL_ARRAYS, UNLABELLED, SplitArrays, chunk_name
+from pipeline.store.integrity import altered_arrays, check_chunk, read_arrays
+from pipeline.store.reader import Split
 
 QUANTILES = (0.0, 0.05, 0.5, 0.95, 1.0)
 MOST_BINS = 40
@@ -183,64 +182,54 @@ class SplitSurvey:
         return self.split.num_samples - self.split.num_valid
 
 
-def survey_split(split: Split, num_classes: int, fit: str) -> SplitSurvey:
+def survey_split(split: Split, fit: str) -> SplitSurvey:
     """Count everything, and check files, small arrays and the fingerprint. Reads no images.
 
     Raises:
-        StoreError: the small arrays or the metadata are damaged, so that nothing can be said.
+        StoreError: a small array is damaged, so that nothing can be said.
     """
     problems = split.problems()
-    try:
-        arrays = {name: split.small_array(name) for name in SMALL_ARRAYS}
-    except StoreError:
-        split.check_files()  # says so, and what to do
-        raise
-    labels = arrays["labels"]
-    if labels.shape != (split.num_samples,) or arrays["source_size"].shape != (split.num_samples, 2):
-        raise StoreError(f"{split.path}: labels or source_size of another length; run `python -m pipeline verify`")
-    if labels.size and int(labels.max()) >= num_classes:
-        problems.append(f"{split.path / 'labels'}: label {labels.max()} is outside the {num_classes:,} classes")
-    served = labels != BAD_LABEL
+    arrays = read_arrays(split)
+    if arrays is None:
+        split.check_files()  # says which, and what to do
+        raise StoreError(f"{split.path}: damaged; run `python -m pipeline verify {split.store_path}`")
+    passed = [] if problems else [_files_passed(split)]
+    labels, num_classes = arrays.labels, split.num_classes
+    if problem := split.label_problem(labels):
+        problems.append(problem)
+    altered = altered_arrays(split, arrays)
+    if not altered:
+        passed.append("labels, keys, sizes and digests are unaltered, and fit the sample fingerprint (SHA-256)")
     inside = labels[(labels >= 0) & (labels < num_classes)]
     classes = ClassSurvey(np.bincount(inside, minlength=num_classes), int(np.count_nonzero(labels == UNLABELLED)))
-    sizes = arrays["source_size"][served]
+    sizes = arrays.source_size[labels != BAD_LABEL]
     sizes = sizes[(sizes > 0).all(axis=1)]
-    sizes_survey = SizeSurvey(sizes, split.image_shape[0], fit) if len(sizes) else None
-    bad = Counter(str(entry["reason"]) for entry in split.attrs.get("bad_samples", ()))
-    found, good = _files(split)
-    survey = SplitSurvey(split, classes, sizes_survey, found, dict(bad.most_common()), good, problems)
-    _check_arrays(survey, arrays)
-    return survey
+    return SplitSurvey(
+        split,
+        classes,
+        SizeSurvey(sizes, split.image_shape[0], fit) if len(sizes) else None,
+        _disk_use(split, arrays),
+        dict(Counter(entry["reason"] for entry in split.attrs["bad_samples"]).most_common()),
+        split.good_chunks(),
+        [*problems, *altered],
+        passed,
+    )
 
 
-def _files(split: Split) -> tuple[DiskUse, np.ndarray]:
-    """What the files take, and int64 numbers of the chunks that are there in full."""
-    files = {entry.name: entry.stat().st_size for entry in os.scandir(split.path / "images")}
-    chunks = [split.chunk_path(chunk).name for chunk in range(split.num_chunks)]
-    sizes = np.array([files.get(name, 0) for name in chunks], np.int64)
-    good = np.flatnonzero(sizes == split.chunk_bytes if split.is_raw else sizes > 0)
+def _files_passed(split: Split) -> str:
+    kind = "in full size" if split.is_raw else "and not empty"
+    files = f"all {split.num_chunks:,} chunk files are" if split.num_chunks != 1 else "the only chunk file is"
+    return f"{files} there, {kind}"
+
+
+def _disk_use(split: Split, arrays: SplitArrays) -> DiskUse:
+    sizes = split.chunk_sizes()
+    images = sum(sizes.get(chunk_name(chunk), 0) for chunk in range(split.num_chunks))
     folders = [split.path, split.path / "images", *(split.path / name for name in SMALL_ARRAYS)]
     others = sum((folder / "zarr.json").stat().st_size for folder in folders)
-    others += sum(split.small_array(name).nbytes for name in SMALL_ARRAYS)
+    others += sum(array.nbytes for array in arrays.named().values())
     padding = (split.num_chunks * split.chunk_images - split.num_samples) * split.image_bytes
-    return DiskUse(int(sizes.sum()), others, padding, split.num_chunks * split.chunk_bytes), good
-
-
-def _check_arrays(survey: SplitSurvey, arrays: dict[str, np.ndarray]) -> None:
-    """Note whether all files are there, and whether the small arrays and the fingerprint are the stored ones."""
-    split, num = survey.split, len(survey.problems)
-    if not num:
-        kind = "in full size" if split.is_raw else "and not empty"
-        files = f"all {split.num_chunks:,} chunk files are" if split.num_chunks != 1 else "the only chunk file is"
-        survey.passed.append(f"{files} there, {kind}")
-    stored = split.attrs.get("sha256", {})
-    for name, array in arrays.items():
-        if hashlib.sha256(array.tobytes()).hexdigest() != stored.get(name):
-            survey.problems.append(f"{split.path / name}: altered (SHA-256 differs from the one in zarr.json)")
-    if sample_fingerprint(arrays["labels"], arrays["keys"], arrays["key_offsets"]) != split.fingerprint:
-        survey.problems.append(f"{split.path / 'zarr.json'}: sample_fingerprint doesn't fit labels and keys")
-    if len(survey.problems) == num:
-        survey.passed.append("labels, keys, sizes and digests are unaltered, and fit the sample fingerprint (SHA-256)")
+    return DiskUse(images, others, padding, split.num_chunks * split.chunk_bytes)
 
 
 def check_chunks(survey: SplitSurvey, rng: np.random.Generator, look: Callable[[int, np.ndarray], None]) -> None:
@@ -252,35 +241,18 @@ def check_chunks(survey: SplitSurvey, rng: np.random.Generator, look: Callable[[
     split = survey.split
     most = min(CHECKED_CHUNKS, max(1, CHECKED_BYTES // split.chunk_bytes), len(survey.good_chunks))
     survey.checked_chunks = sorted(rng.choice(survey.good_chunks, most, replace=False).tolist())
-    num = len(survey.problems)
+    problems: list[str] = []
+
+    def look_at_images(first: int, images: np.ndarray) -> None:
+        if not split.is_raw and first % split.chunk_images == 0:
+            look(first // split.chunk_images, images)
+
     for chunk in survey.checked_chunks:
-        try:
-            digest = _hash_raw(split, chunk) if split.is_raw else _hash_compressed(split, chunk, look)
-        except (OSError, ValueError, RuntimeError) as error:
-            survey.problems.append(f"{split.chunk_path(chunk)}: can't be read ({error})")
-            continue
-        if digest != split.digests[chunk].tobytes():
-            survey.problems.append(f"{split.chunk_path(chunk)}: altered (SHA-256 differs from the one in digests)")
-    if survey.checked_chunks and len(survey.problems) == num:
+        if problem := check_chunk(split, chunk, look_at_images):
+            problems.append(problem)
+    survey.problems += problems
+    if survey.checked_chunks and not problems:
         which = f"of {most:,} random chunks out of {split.num_chunks:,}"
         if most == split.num_chunks:
             which = f"of all {most:,} chunks" if most > 1 else "of the only chunk"
         survey.passed.append(f"the pixels {which} are unaltered (SHA-256)")
-
-
-def _hash_raw(split: Split, chunk: int) -> bytes:
-    with open(split.chunk_path(chunk), "rb") as file:
-        return hashlib.file_digest(file, "sha256").digest()
-
-
-def _hash_compressed(split: Split, chunk: int, look: Callable[[int, np.ndarray], None]) -> bytes:
-    import zarr
-
-    first = chunk * split.chunk_images
-    array: Any = zarr.open_array(str(split.path / "images"), mode="r")
-    images = np.ascontiguousarray(array[first : first + split.chunk_images])
-    look(chunk, images)
-    digest = hashlib.sha256(images)
-    for _ in range(split.chunk_images - len(images)):
-        digest.update(bytes(split.image_bytes))
-    return digest.digest()

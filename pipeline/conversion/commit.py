@@ -22,8 +22,9 @@ from pipeline.errors import BAD_SAMPLE_REASONS, Error, StoreNotFoundError, Usage
 from pipeline.image.resize import resizer
 from pipeline.progress import say
 from pipeline.store.atomic import fsync_dir, write_bytes
+from pipeline.store.format import BAD_LABEL, FORMAT_NAME
 from pipeline.store.geometry import Geometry
-from pipeline.store.reader import BAD_LABEL, FORMAT_NAME, Store, open_store
+from pipeline.store.reader import Store, open_store
 from pipeline.store.writer import (
     SplitArrays,
     channel_statistics,

@@ -15,8 +15,9 @@ from pipeline.errors import Error
 from pipeline.sources.base import Source
 from pipeline.sources.byte_strings import ByteStrings
 from pipeline.store.atomic import atomic_file, write_json
+from pipeline.store.format import BAD_LABEL, FORMAT_VERSION
 from pipeline.store.geometry import Geometry
-from pipeline.store.reader import BAD_LABEL, FORMAT_VERSION, Split
+from pipeline.store.reader import Split
 
 MIX_SAMPLES = 1024  # mixed among each other where a source is read in blocks: a few hundred MB of large images
 

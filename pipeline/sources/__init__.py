@@ -12,7 +12,7 @@ import numpy as np
 
 from pipeline.errors import UsageError
 from pipeline.sources import names, subset
-from pipeline.sources.base import UNLABELLED, Source, SourceSet
+from pipeline.sources.base import Source, SourceSet
 from pipeline.sources.detect import detect_kind
 from pipeline.sources.folder import open_folder
 from pipeline.sources.ignored import describe
@@ -24,6 +24,7 @@ from pipeline.sources.sequence import open_sequence
 from pipeline.sources.tar import open_tar
 from pipeline.sources.torchvision_sets import open_torchvision
 from pipeline.sources.webdataset import open_webdataset
+from pipeline.store.format import UNLABELLED
 from pipeline.text import counted
 
 __all__ = ["SOURCE_KINDS", "UNLABELLED", "Source", "SourceSet", "open_source"]

@@ -13,8 +13,6 @@ from typing import Protocol
 
 import numpy as np
 
-UNLABELLED = -2
-
 
 class Source(Protocol):
     """One split: N samples in the source's own, reproducible order (never the file system's listing order).

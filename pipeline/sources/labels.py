@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from pipeline.errors import UsageError
-from pipeline.sources.base import UNLABELLED
+from pipeline.store.format import UNLABELLED
 from pipeline.text import counted
 
 MAX_CLASSES = 1_000_000

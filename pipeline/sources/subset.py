@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.errors import UsageError
-from pipeline.sources.base import UNLABELLED, Source, SourceSet
+from pipeline.sources.base import Source, SourceSet
 from pipeline.sources.byte_strings import ByteStrings
+from pipeline.store.format import UNLABELLED
 
 
 class Subset:

@@ -6,11 +6,9 @@ zarr-python writes every `zarr.json`, so that what we call a plain Zarr v3 hiera
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,50 +18,8 @@ from zarr.abc.store import Store as ZarrStore
 
 from pipeline.errors import Error
 from pipeline.store.atomic import fsync_dir
-from pipeline.store.reader import BAD_LABEL, FORMAT_NAME, FORMAT_VERSION
-
-
-@dataclass(frozen=True)
-class SplitArrays:
-    """The small arrays of a split, in slot order, as `docs/format.md` defines them.
-
-    Attributes:
-        labels: int32 (N,).
-        keys: uint8 (total,).
-        key_offsets: int64 (N+1,).
-        source_size: int32 (N, 2).
-        digests: uint8 (chunks, 32).
-    """
-
-    labels: np.ndarray
-    keys: np.ndarray
-    key_offsets: np.ndarray
-    source_size: np.ndarray
-    digests: np.ndarray
-
-    def named(self) -> dict[str, np.ndarray]:
-        """Name -> contiguous little-endian array."""
-        dtypes = {"labels": "<i4", "keys": "u1", "key_offsets": "<i8", "source_size": "<i4", "digests": "u1"}
-        return {name: np.ascontiguousarray(getattr(self, name), dtype) for name, dtype in dtypes.items()}
-
-
-def array_digests(arrays: SplitArrays) -> dict[str, str]:
-    """Name -> hexadecimal SHA-256 of each small array's bytes, as the split's attributes hold them."""
-    return {name: hashlib.sha256(array.tobytes()).hexdigest() for name, array in arrays.named().items()}
-
-
-def sample_fingerprint(labels: np.ndarray, keys: np.ndarray, key_offsets: np.ndarray) -> str:
-    """Hexadecimal SHA-256 over labels (bad slots are -1), keys and their order; pixels are no part of it.
-
-    Args:
-        labels: int32 (N,).
-        keys: uint8 (total,).
-        key_offsets: int64 (N+1,).
-    """
-    digest = hashlib.sha256(b"efficient-imagenet samples 1\0")
-    for array, dtype in ((labels, "<i4"), (key_offsets, "<i8"), (keys, "u1")):
-        digest.update(np.ascontiguousarray(array, dtype).tobytes())
-    return digest.hexdigest()
+from pipeline.store.format import BAD_LABEL, FORMAT_NAME, FORMAT_VERSION, SplitArrays
+from pipeline.store.integrity import array_digests, sample_fingerprint
 
 
 def channel_statistics(sums: Sequence[int], squares: Sequence[int], num_pixels: int) -> tuple[list[float], list[float]]:

@@ -29,8 +29,9 @@ from zarr.storage import LocalStore
 
 from pipeline.commands.report import write_report
 from pipeline.sources.base import pack_keys
+from pipeline.store.format import SplitArrays
 from pipeline.store.geometry import Geometry
-from pipeline.store.writer import SplitArrays, root_attributes, split_attributes, write_group, write_split
+from pipeline.store.writer import root_attributes, split_attributes, write_group, write_split
 
 SIZE = 256
 CHUNK_IMAGES = 100_000_000 // (SIZE * SIZE * 3)

@@ -8,8 +8,9 @@ import numpy as np
 from zarr.storage import LocalStore
 
 from pipeline.sources.base import pack_keys
+from pipeline.store.format import SplitArrays
 from pipeline.store.geometry import Geometry
-from pipeline.store.writer import SplitArrays, root_attributes, split_attributes, write_group, write_split
+from pipeline.store.writer import root_attributes, split_attributes, write_group, write_split
 
 
 def random_store(

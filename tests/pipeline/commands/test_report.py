@@ -20,8 +20,9 @@ from pipeline.commands.report import default_path, write_report
 from pipeline.commands.survey import log_edges
 from pipeline.errors import Error, StoreError, StoreNotFoundError, UsageError
 from pipeline.sources.base import pack_keys
-from pipeline.store.reader import SMALL_ARRAYS, open_store
-from pipeline.store.writer import SplitArrays, split_attributes, write_split
+from pipeline.store.format import SMALL_ARRAYS, SplitArrays
+from pipeline.store.reader import open_store
+from pipeline.store.writer import split_attributes, write_split
 
 
 def change(
@@ -379,7 +380,7 @@ def test_altered_pixels_and_labels_are_found(store: Path) -> None:
     with pytest.raises(StoreError, match=r"and 3 more"):
         write_report(store)
     bad = [item.text for item in read_page(store.with_suffix(".html")).one("checks").find("li", "bad")]
-    assert any("label 77 is outside the 3 classes" in line for line in bad)
+    assert any("label 77, outside the 3 classes" in line for line in bad)
     assert any("labels: altered" in line for line in bad)
     assert any("sample_fingerprint" in line for line in bad)
 
