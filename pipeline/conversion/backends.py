@@ -11,15 +11,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import resource_tracker
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import joblib
 
 from pipeline.errors import Error, UsageError
+from pipeline.text import one_line
 
 BACKENDS = ("loky", "dask", "ray")
 PARENT_POLL_SECONDS = 0.5
-CONNECT_SECONDS = 10
+CONNECT_SECONDS = 8
+HTTP2_START = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
+"""What a gRPC client, such as Ray's, sends first: the preface and empty settings."""
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
@@ -34,21 +37,16 @@ def backend(name: str, scheduler: str | None) -> Iterator[None]:
             started.
 
     Raises:
-        UsageError: an unknown name, a package that isn't installed, a scheduler that doesn't answer.
+        UsageError: a package that isn't installed, a scheduler that doesn't answer.
     """
-    if name not in BACKENDS:
-        raise UsageError(f"--backend {name}: must be one of {', '.join(BACKENDS)}")
+    options: dict[str, Any] = {}
+    started: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if name == "loky":
-        if scheduler:
-            raise UsageError("--scheduler goes with --backend dask or ray")
-        with joblib.parallel_config(backend="loky", initializer=end_with_parent, initargs=(os.getpid(),)):
-            yield
-    elif name == "dask":
-        with _dask(scheduler), joblib.parallel_config(backend="dask"):
-            yield
+        options = {"initializer": end_with_parent, "initargs": (os.getpid(),)}
     else:
-        with _ray(scheduler), joblib.parallel_config(backend="ray"):
-            yield
+        started = _dask(scheduler) if name == "dask" else _ray(scheduler)
+    with started, joblib.parallel_config(backend=name, **options):
+        yield
 
 
 def end_with_parent(parent_pid: int) -> None:
@@ -92,11 +90,13 @@ def _dask(scheduler: str | None) -> Iterator[None]:
             cluster = stack.enter_context(LocalCluster(threads_per_worker=1, processes=True, dashboard_address=None))
             stack.enter_context(Client(cluster))
         else:
+            if scheduler.startswith("tcp://") or "://" not in scheduler:
+                # A scheduler's first 8 bytes are the number of parts of a message.
+                _check_answers("Dask scheduler", scheduler, b"", lambda start: int.from_bytes(start[:8], "little") < 99)
             try:
                 stack.enter_context(Client(scheduler, timeout=CONNECT_SECONDS))
             except (OSError, ValueError, TimeoutError) as error:
-                reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-                raise UsageError(f"--scheduler {scheduler}: no Dask scheduler answers there ({reason})") from None
+                raise _no_answer("Dask scheduler", scheduler, one_line(error)[:200]) from None
         yield
 
 
@@ -107,8 +107,9 @@ def _ray(scheduler: str | None) -> Iterator[None]:
         from ray.util.joblib import register_ray
     except ImportError:
         raise UsageError("--backend ray needs the extra: pip install 'efficient-imagenet[ray]'") from None
-    if scheduler not in (None, "auto"):
-        _check_listening(scheduler)
+    if scheduler not in (None, "auto") and os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
+        # The fourth byte of a gRPC server's first frame is its type: settings.
+        _check_answers("Ray cluster", scheduler, HTTP2_START, lambda start: start[3:4] == b"\4")
     register_ray()
     started = not ray.is_initialized()
     if started:
@@ -116,10 +117,8 @@ def _ray(scheduler: str | None) -> Iterator[None]:
         try:
             ray.init(address=scheduler, log_to_driver=False, include_dashboard=dashboard, logging_level=logging.ERROR)
         except (ConnectionError, OSError, ValueError, RuntimeError) as error:
-            raise UsageError(
-                f"--scheduler {scheduler}: no Ray cluster lets this machine in there ({str(error)[:200]}); where it "
-                "wants a token, set RAY_AUTH_MODE=token"
-            ) from None
+            reason = f"{one_line(error)[:200]}; where it wants a token, set RAY_AUTH_MODE=token"
+            raise _no_answer("Ray cluster", scheduler, reason) from None
     try:
         yield
     finally:
@@ -127,15 +126,23 @@ def _ray(scheduler: str | None) -> Iterator[None]:
             ray.shutdown()
 
 
-def _check_listening(scheduler: str) -> None:
-    """Raise UsageError where nothing listens at HOST:PORT: Ray itself tries for minutes, and ends the process."""
-    host, _, port = scheduler.removeprefix("ray://").rpartition(":")
+def _check_answers(what: str, scheduler: str, greeting: bytes, is_right: Callable[[bytes], bool]) -> None:
+    """Raise UsageError where HOST:PORT sends no bytes, or none that `is_right`: the libraries would wait for ever."""
+    host, _, port = scheduler.rpartition("://")[2].rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise UsageError(f"--scheduler {scheduler}: must be HOST:PORT of a running Ray cluster, or auto")
+        raise UsageError(f"--scheduler {scheduler}: must be HOST:PORT of a running {what}")
     try:
-        socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+        with socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS) as connection:
+            connection.sendall(greeting)
+            start = connection.recv(9)
     except OSError as error:
-        raise UsageError(f"--scheduler {scheduler}: no Ray cluster answers there ({error.strerror or error})") from None
+        raise _no_answer(what, scheduler, error.strerror or one_line(error)) from None
+    if not start or not is_right(start):
+        raise _no_answer(what, scheduler, "something else listens")
+
+
+def _no_answer(what: str, scheduler: str | None, reason: str) -> UsageError:
+    return UsageError(f"--scheduler {scheduler}: no {what} answers there ({reason}); check the address")
 
 
 def run_jobs(name: str, n_jobs: int, function: Callable[[Job], Result], jobs: Sequence[Job]) -> Iterator[Result]:

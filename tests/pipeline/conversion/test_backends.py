@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -112,6 +114,30 @@ def test_wrong_dask_address(source: Path, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("answer", [None, b"", b"SSH-2.0-OpenSSH_9.2"])
+@pytest.mark.parametrize(("name", "scheme"), [("dask", "tcp://"), ("ray", ""), ("ray", "ray://")])
+def test_what_listens_is_no_scheduler(
+    name: str, scheme: str, answer: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that never answers, one that hangs up, and one that talks of other things."""
+    pytest.importorskip("distributed" if name == "dask" else "ray")
+    monkeypatch.setattr("pipeline.conversion.backends.CONNECT_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server, contextlib.ExitStack() as stack:
+
+        def serve() -> None:
+            connection = stack.enter_context(server.accept()[0])
+            if answer is not None:
+                connection.sendall(answer)
+                connection.shutdown(socket.SHUT_WR)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        address = f"{scheme}127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(UsageError, match=address), backend(name, address):
+            pass
+        thread.join()
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_dask_cluster_of_its_own(source: Path, reference: Path, tmp_path: Path) -> None:
@@ -126,8 +152,8 @@ def test_a_dask_cluster_of_its_own(source: Path, reference: Path, tmp_path: Path
     [
         ("127.0.0.1:1", r"--scheduler 127.0.0.1:1: no Ray cluster answers there \(Connection refused\)"),
         ("ray://127.0.0.1:1", r"--scheduler ray://127.0.0.1:1: no Ray cluster answers there \(Connection refused\)"),
-        ("head", "--scheduler head: must be HOST:PORT of a running Ray cluster, or auto"),
-        ("head:0", "--scheduler head:0: must be HOST:PORT of a running Ray cluster, or auto"),
+        ("head", "--scheduler head: must be HOST:PORT of a running Ray cluster"),
+        ("head:0", "--scheduler head:0: must be HOST:PORT of a running Ray cluster"),
     ],
 )
 def test_wrong_ray_address(source: Path, tmp_path: Path, address: str, message: str) -> None:
