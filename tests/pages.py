@@ -35,8 +35,13 @@ class Element:
         return found
 
     @property
+    def raw_text(self) -> str:
+        return "".join(child if isinstance(child, str) else child.raw_text for child in self.children)
+
+    @property
     def text(self) -> str:
-        return "".join(child if isinstance(child, str) else child.text for child in self.children)
+        """The text as it is shown: any white space is one space."""
+        return " ".join(self.raw_text.split())
 
     def tables(self) -> dict[str, list[list[str]]]:
         """Caption -> rows of cells' texts, the head first."""
@@ -48,8 +53,12 @@ class Element:
         }
 
     def facts(self) -> dict[str, str]:
-        return {pair.find("dt")[0].text: pair.find("dd")[0].text for pair in self.find("div") if pair.children
-                and isinstance(pair.children[0], Element) and pair.children[0].tag == "dt"}  # fmt: skip
+        return {
+            pair.find("dt")[0].text: pair.find("dd")[0].text
+            for pairs in self.find("dl")
+            for pair in pairs.children
+            if isinstance(pair, Element)
+        }
 
 
 class _Builder(HTMLParser):
@@ -93,7 +102,7 @@ def read_page(path: Path) -> Element:
         for name in ("src", "href", "srcset", "data", "poster", "action", "xlink:href"):
             value = element.attributes.get(name)
             assert value is None or re.match(r"#[\w-]+$|data:(image/(png|jpeg);base64,|,$)", value), value
-    style = page.find("style")[0].text + " ".join(e.attributes.get("style", "") for e in elements)
+    style = page.find("style")[0].raw_text + " ".join(e.attributes.get("style", "") for e in elements)
     assert "url(" not in style
     assert "@import" not in style
     policy = [e.attributes["content"] for e in page.find("meta") if "http-equiv" in e.attributes]

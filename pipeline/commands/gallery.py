@@ -43,8 +43,21 @@ def data_uri(image: np.ndarray) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
+def draw(labels: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:
+    """int64 (n,), n <= `most`: random positions, one of each label before a second of any.
+
+    Args:
+        labels: int (N,).
+    """
+    shuffled = rng.permutation(len(labels))
+    by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    ordered = labels[by_label]
+    rounds = np.arange(len(labels)) - np.searchsorted(ordered, ordered)  # 0 for a label's first, 1 for its second
+    return by_label[np.lexsort((rng.random(len(labels)), rounds))][:most]
+
+
 def choose_pictures(survey: SplitSurvey, most: int, most_bytes: int, rng: np.random.Generator) -> list[Picture]:
-    """Random served samples, and a check of some random chunks on the way.
+    """Random served samples of as many classes as possible, and a check of some random chunks on the way.
 
     A compressed split's samples come from the checked chunks, as each must be decompressed whole.
 
@@ -62,7 +75,7 @@ def choose_pictures(survey: SplitSurvey, most: int, most_bytes: int, rng: np.ran
     def look(chunk: int, images: np.ndarray) -> None:
         first = chunk * split.chunk_images
         slots = np.flatnonzero(split.labels[first : first + len(images)] != BAD_LABEL)
-        for position in rng.permutation(slots)[:most].tolist():
+        for position in slots[draw(split.labels[first + slots], most, rng)].tolist():
             kept[first + position] = images[position].copy()
 
     check_chunks(survey, rng, look)
@@ -71,9 +84,8 @@ def choose_pictures(survey: SplitSurvey, most: int, most_bytes: int, rng: np.ran
         slots = slots[np.isin(slots // split.chunk_images, survey.good_chunks)]
     else:
         slots = np.array(sorted(kept), np.int64)
-    chosen = rng.choice(slots, min(most, len(slots)), replace=False).tolist()
     pictures, used = [], 0
-    for slot in chosen:
+    for slot in slots[draw(split.labels[slots], most, rng)].tolist():
         uri = data_uri(_read_image(split, slot) if split.is_raw else kept[slot])
         used += len(uri)
         if used > most_bytes:

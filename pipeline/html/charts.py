@@ -1,34 +1,34 @@
-"""Charts of the HTML reports as inline SVG: values in, markup out. The page's style sheet gives colours and fonts."""
+"""Geometry of the HTML reports' charts: values in, inline SVG out, through the macros of `templates/charts.html`."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
+from markupsafe import Markup
 
-from pipeline.html.page import Html, count, join, short_count, tag
+from pipeline.html.page import COUNT_UNITS, count, macro, short_count, unit_of
 
-WIDTH, HEIGHT = 440, 250
-LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 42
 NUM_COLOURS = 7
 DASHES = ("none", "7 4", "2 4")
-HEAT_LEVELS = 6
+HEAT_OPACITIES = tuple(round(0.12 + 0.88 * (level / 6) ** 1.3, 2) for level in range(1, 7))
 Format = Callable[[float], str]
+Point = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Axis:
     """One axis: the range of values, linear or logarithmic, its name, how its ticks are written, and the distance of
-    linear ones where it's fixed."""
+    linear ticks where it's fixed."""
 
     low: float
     high: float
     name: str = ""
     log: bool = False
     text: Format = short_count
-    is_shown: bool = True
     whole: bool = False
     step: float | None = None
 
@@ -54,7 +54,7 @@ def nice_step(rough: float) -> float:
 
 
 def log_ticks(low: float, high: float, most: int) -> list[float]:
-    """Powers of ten and, where there is room, 2 and 5 times them; powers of two over a range below a decade."""
+    """Powers of ten and, where there is room, 2 and 5 times them; equal steps over a range below a decade."""
     for multiples in ((1, 2, 5), (1, 3), (1,)):
         first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
         found = [m * 10.0**e for e in range(first, last + 1) for m in multiples if low <= m * 10.0**e <= high]
@@ -67,10 +67,17 @@ def log_ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def linear_axis(
-    values: Iterable[float], name: str = "", text: Format = short_count, *, zero: bool = True, whole: bool = False
+    values: Iterable[float], name: str = "", text: Format | None = None, *, zero: bool = True, whole: bool = False
 ) -> Axis:
-    """An axis that holds all finite values, from 0 where `zero`, with ticks that are round, at its ends too; `whole`
-    for numbers of things."""
+    """An axis that holds all finite values, with a round tick at each end.
+
+    Args:
+        values: NaN and infinities are passed over.
+        name: of the axis.
+        text: writes a tick; by default all ticks have the same unit and as many digits.
+        zero: the axis holds 0, too.
+        whole: values are counts, so ticks are whole numbers.
+    """
     finite = [value for value in values if math.isfinite(value)] or [0.0]
     low, high = min(finite), max(finite)
     low, high = (min(low, 0.0), max(high, 0.0)) if zero else (low, high)
@@ -80,59 +87,60 @@ def linear_axis(
     step = nice_step(max((high - low) / 5, 1.0 if whole else 0.0))
     low = 0.0 if zero and low == 0 else math.floor(low / step + 1e-9) * step
     high = max(math.ceil(high / step - 1e-9) * step, low + step)
-    return Axis(low, high, name, text=text, whole=whole, step=step)
+    return Axis(low, high, name, text=text or _tick_text(max(abs(low), abs(high)), step), whole=whole, step=step)
+
+
+def _tick_text(largest: float, step: float) -> Format:
+    """Writes the ticks of one axis: plain numbers below 10,000, else in thousands, millions or more."""
+    size, unit = unit_of(largest, COUNT_UNITS) if largest >= 10_000 else (1, "")
+    digits = next((digits for digits in range(12) if math.isclose(round(step / size, digits), step / size)), 12)
+    return lambda value: f"{value / size:,.{digits}f}{unit}" if value else "0"
 
 
 @dataclass(frozen=True)
 class Plot:
-    """Maps values to the picture's units; `left` and `height` where the defaults don't fit."""
+    """Maps values to the drawing's units, and says where its frame lies."""
 
     x_axis: Axis
     y_axis: Axis
-    left: int = LEFT
-    height: int = HEIGHT
+    height: int = 250
+    width: int = 440
+    left: int = 52
+    top: int = 12
+
+    @property
+    def right(self) -> int:
+        return self.width - 14
+
+    @property
+    def bottom(self) -> int:
+        return self.height - 42
+
+    @property
+    def middle(self) -> int:
+        return (self.top + self.bottom) // 2
 
     def x(self, value: float) -> float:
-        return self.left + self.x_axis.position(value) * (WIDTH - self.left - RIGHT)
+        return round(self.left + self.x_axis.position(value) * (self.right - self.left), 1)
 
     def y(self, value: float) -> float:
-        return self.height - BOTTOM - self.y_axis.position(value) * (self.height - TOP - BOTTOM)
+        return round(self.bottom - self.y_axis.position(value) * (self.bottom - self.top), 1)
 
-    def frame(self) -> Html:
-        """Grid, ticks and names of the axes."""
-        parts = []
-        bottom, middle = self.height - BOTTOM, (self.height - BOTTOM + TOP) / 2
-        for value in self.y_axis.ticks(5) if self.y_axis.is_shown else ():
-            y = f"{self.y(value):.1f}"
-            parts.append(tag("line", class_="grid", x1=self.left, x2=WIDTH - RIGHT, y1=y, y2=y))
-            parts.append(tag("text", self.y_axis.text(value), x=self.left - 6, y=y, dy=4, text_anchor="end"))
-        for value in self.x_axis.ticks(7):
-            x = f"{self.x(value):.1f}"
-            parts.append(tag("line", class_="axis", x1=x, x2=x, y1=bottom, y2=bottom + 4))
-            parts.append(tag("text", self.x_axis.text(value), x=x, y=bottom + 18, text_anchor="middle"))
-        parts.append(tag("line", class_="axis", x1=self.left, x2=WIDTH - RIGHT, y1=bottom, y2=bottom))
-        right = WIDTH - RIGHT
-        parts.append(tag("text", self.x_axis.name, x=right, y=self.height - 6, text_anchor="end"))
-        if self.y_axis.name:
-            turned = f"rotate(-90 12 {middle:.0f})"
-            parts.append(tag("text", self.y_axis.name, x=12, y=f"{middle:.0f}", text_anchor="middle", transform=turned))
-        return join(*parts)
+    @property
+    def x_ticks(self) -> list[tuple[float, str]]:
+        return [(self.x(value), self.x_axis.text(value)) for value in self.x_axis.ticks(7)]
 
-    def picture(self, label: str, *parts: object) -> Html:
-        return picture(label, self.frame(), *parts, height=self.height)
+    @property
+    def y_ticks(self) -> list[tuple[float, str]]:
+        return [(self.y(value), self.y_axis.text(value)) for value in self.y_axis.ticks(5)]
 
 
-def picture(label: str, *parts: object, height: float = HEIGHT) -> Html:
-    """An SVG that screen readers read as one image with this label."""
-    return tag("svg", *parts, viewBox=f"0 0 {WIDTH} {height:g}", role="img", aria_label=label)
-
-
-def path(points: Iterable[tuple[float, float]]) -> str:
+def _path(points: Iterable[Point]) -> str:
     """Points joined by lines, for the attribute `d`."""
-    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+    return "M" + "L".join(f"{x:g} {y:g}" for x, y in points)
 
 
-def profile(values_sorted: np.ndarray, label: str, x_name: str, y_name: str, most: int = 400) -> Html:
+def profile(values_sorted: np.ndarray, label: str, x_name: str, y_name: str, most: int = 400) -> Markup:
     """Values in descending order as a stepped area, from 0; more than `most` values are thinned out evenly.
 
     Args:
@@ -141,156 +149,110 @@ def profile(values_sorted: np.ndarray, label: str, x_name: str, y_name: str, mos
     num = len(values_sorted)
     plot = Plot(Axis(0, num, x_name, whole=True), linear_axis(values_sorted.tolist(), y_name, whole=True))
     edges = np.unique(np.linspace(0, num, min(num, most) + 1).astype(int))
-    points: list[tuple[float, float]] = []
+    points: list[Point] = []
     for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         y = plot.y(float(values_sorted[(first + last - 1) // 2]))
         if points and points[-1][1] == y:
             points[-1] = (plot.x(last), y)
         else:
             points += [(plot.x(first), y), (plot.x(last), y)]
-    base = plot.y(0)
-    area = path([(plot.x(0), base), *points, (plot.x(num), base)]) + "Z"
-    return plot.picture(label, tag("path", class_="area", d=area), tag("path", class_="edge", d=path(points)))
+    area = _path([(plot.x(0), plot.y(0)), *points, (plot.x(num), plot.y(0))]) + "Z"
+    return macro("charts.html", "profile", plot, label, area, _path(points))
 
 
 def histogram(
     edges: Sequence[float], counts: Sequence[int], label: str, x_axis: Axis, y_name: str, mark: tuple[float, str] | None
-) -> Html:
+) -> Markup:
     """Bars between the edges; `mark` is a value and its name, drawn as a line across."""
     plot = Plot(x_axis, linear_axis(counts, y_name, whole=True))
-    base = plot.y(0)
-    parts = []
+    bars = []
     for low, high, number in zip(edges[:-1], edges[1:], counts, strict=True):
         if number:
-            x, y = plot.x(low), plot.y(number)
-            title = tag("title", f"{x_axis.text(low)} to {x_axis.text(high)}: {count(number)}")
-            width = max(plot.x(high) - x - 0.8, 0.8)
-            height = max(base - y, 0.8)
-            size = {"x": f"{x:.1f}", "y": f"{base - height:.1f}", "width": f"{width:.1f}", "height": f"{height:.1f}"}
-            parts.append(tag("rect", title, class_="fill", **size))
+            x, height = plot.x(low), max(round(plot.bottom - plot.y(number), 1), 0.8)
+            width = max(round(plot.x(high) - x - 0.8, 1), 0.8)
+            title = f"{x_axis.text(low)} to {x_axis.text(high)}: {count(number)}"
+            bars.append((x, round(plot.bottom - height, 1), width, height, title))
+    drawn = None
     if mark:
-        value, name = mark
-        x = plot.x(min(max(value, x_axis.low), x_axis.high))
-        is_right = x < (WIDTH + LEFT) / 2
-        parts.append(tag("line", class_="mark", x1=f"{x:.1f}", x2=f"{x:.1f}", y1=TOP, y2=base))
-        anchor = "start" if is_right else "end"
-        place = {"x": f"{x - (1 if is_right else -1):.1f}", "y": TOP - 4, "text_anchor": anchor}  # above all bars
-        parts.append(tag("text", name, class_="mark-text", **place))
-    return plot.picture(label, *parts)
+        x = plot.x(min(max(mark[0], x_axis.low), x_axis.high))
+        drawn = (x, mark[1], x < (plot.left + plot.right) / 2)
+    return macro("charts.html", "histogram", plot, label, bars, drawn)
 
 
-def heat_map(cells: np.ndarray, x_axis: Axis, y_axis: Axis, label: str, *, diagonal: bool) -> Html:
-    """Counts in a grid of equal cells, stronger for more on a logarithmic scale, with a legend.
+def heat_map(cells: np.ndarray, x_axis: Axis, y_axis: Axis, label: str) -> Markup:
+    """Counts in a grid of equal cells, stronger for more on a logarithmic scale, with a legend and the line x = y.
 
     Args:
         cells: int (rows, columns), the first row at the bottom.
-        diagonal: draw the line where x = y.
     """
     plot = Plot(x_axis, y_axis, height=360)
     rows, columns = cells.shape
-    width = (WIDTH - plot.left - RIGHT) / columns
-    height = (plot.height - TOP - BOTTOM) / rows
+    width, height = (plot.right - plot.left) / columns, (plot.bottom - plot.top) / rows
     largest = int(cells.max())
-    scale = HEAT_LEVELS / math.log(largest + 1)
+    scale = len(HEAT_OPACITIES) / math.log(largest + 1)
     levels = np.ceil(np.log(cells + 1) * scale - 1e-9).astype(int)  # 0 for an empty cell
-    parts = []
-    for level in range(1, HEAT_LEVELS + 1):
+    layers = []
+    for level, opacity in enumerate(HEAT_OPACITIES, 1):
         squares = [
-            f"M{plot.left + column * width:.1f} {plot.height - BOTTOM - (row + 1) * height:.1f}"
+            f"M{plot.left + column * width:.1f} {plot.bottom - (row + 1) * height:.1f}"
             f"h{width:.2f}v{height:.2f}h-{width:.2f}z"
             for row, column in np.argwhere(levels == level).tolist()
         ]
         if squares:
-            parts.append(tag("path", class_="fill", fill_opacity=f"{_opacity(level):.2f}", d="".join(squares)))
+            layers.append((opacity, "".join(squares)))
     low, high = max(x_axis.low, y_axis.low), min(x_axis.high, y_axis.high)
-    if diagonal and low < high:
-        line = path([(plot.x(low), plot.y(low)), (plot.x(high), plot.y(high))])
-        parts.append(tag("path", class_="faint", d=line))
-    for level in range(1, HEAT_LEVELS + 1):
-        square = {"x": plot.left + 36 + 16 * level, "y": plot.height - 15, "width": 16, "height": 10}
-        parts.append(tag("rect", class_="fill", fill_opacity=f"{_opacity(level):.2f}", **square))
-    parts.append(tag("text", "1", x=plot.left + 47, y=plot.height - 6, text_anchor="end"))
-    parts.append(tag("text", f"{count(largest)} per cell", x=plot.left + 58 + 16 * HEAT_LEVELS, y=plot.height - 6))
-    return plot.picture(label, *parts)
-
-
-def _opacity(level: int) -> float:
-    return 0.12 + 0.88 * (level / HEAT_LEVELS) ** 1.3
+    diagonal = _path((plot.x(value), plot.y(value)) for value in (low, high)) if low < high else None
+    return macro("charts.html", "heat_map", plot, label, layers, diagonal, HEAT_OPACITIES, largest)
 
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a chart; what isn't finite is a gap. `number` chooses colour and dashes."""
+    """One line of a chart; what isn't finite is a gap. `number` chooses colour and dashes; a thin line is fainter."""
 
     name: str
     xs: Sequence[float]
     ys: Sequence[float]
     number: int
+    is_thin: bool = False
 
     @property
-    def look(self) -> str:
+    def stroke(self) -> str:
         dash = DASHES[self.number // NUM_COLOURS % len(DASHES)]
         return f"stroke:var(--s{self.number % NUM_COLOURS});stroke-dasharray:{dash}"
 
+    @property
+    def fill(self) -> str:
+        return f"fill:var(--s{self.number % NUM_COLOURS})"
 
-def lines(series: Sequence[Series], label: str, x_axis: Axis, y_axis: Axis, most_dots: int = 120) -> Html:
-    """Line chart. Points carry dots whose titles give the value, unless there are more than `most_dots` in all."""
+    @property
+    def weight(self) -> str:
+        return "line thin" if self.is_thin else "line"
+
+
+def lines(
+    series: Sequence[Series], label: str, x_axis: Axis, y_axis: Axis, text: Format, most_dots: int = 120
+) -> Markup:
+    """Line chart. Points carry dots whose titles give the value, unless there are more than `most_dots` in all.
+
+    Args:
+        text: writes a value in a title.
+    """
     plot = Plot(x_axis, y_axis)
-    parts = []
-    total = sum(len(one.xs) for one in series)
+    with_dots = sum(len(one.xs) for one in series) <= most_dots
+    paths, dots = [], []
     for one in series:
-        runs: list[list[tuple[float, float]]] = [[]]
-        for x, y in zip(one.xs, one.ys, strict=True):
-            if math.isfinite(y) and (not y_axis.log or y > 0):
-                runs[-1].append((plot.x(x), plot.y(y)))
-            elif runs[-1]:
-                runs.append([])
-        drawn = "".join(path(run) for run in runs if len(run) > 1)
-        if drawn:
-            parts.append(tag("path", class_="line", d=drawn, style=one.look))
-        points = [(x, y) for x, y in zip(one.xs, one.ys, strict=True) if math.isfinite(y) and (not y_axis.log or y > 0)]
-        lone = {run[0] for run in runs if len(run) == 1}
-        for x, y in points:
-            place = (plot.x(x), plot.y(y))
-            if total <= most_dots or place in lone:
-                title = tag("title", f"{one.name}, epoch {x:g}: {y_axis.text(y)}")
-                colour = f"fill:var(--s{one.number % NUM_COLOURS})"
-                dot = {"cx": f"{place[0]:.1f}", "cy": f"{place[1]:.1f}", "r": 2.6}
-                parts.append(tag("circle", title, style=colour, **dot))
-    return plot.picture(label, *parts)
+        path, marked = "", []
+        for finite, group in groupby(zip(one.xs, one.ys, strict=True), lambda pair: math.isfinite(pair[1])):
+            points = list(group) if finite else []
+            if len(points) > 1:
+                path += _path((plot.x(x), plot.y(y)) for x, y in points)
+            if with_dots or len(points) == 1:
+                marked += [(plot.x(x), plot.y(y), f"{one.name}, epoch {x:g}: {text(y)}") for x, y in points]
+        paths.append(path)
+        dots.append(marked)
+    return macro("charts.html", "lines", plot, label, series, paths, dots)
 
 
-def legend(series: Sequence[Series]) -> Html:
+def legend(series: Sequence[Series]) -> Markup:
     """Names of the lines with a piece of each."""
-    return tag(
-        "ul",
-        *(
-            tag(
-                "li",
-                tag(
-                    "svg",
-                    tag("line", class_="line", x1=1, x2=37, y1=6, y2=6, style=one.look),
-                    viewBox="0 0 38 12",
-                    aria_hidden="true",
-                ),
-                tag("bdi", one.name),
-            )
-            for one in series
-        ),
-        class_="legend",
-    )
-
-
-def ranges(names: Sequence[str], middles: Sequence[float], spreads: Sequence[float], label: str) -> Html:
-    """For each name a dot at its middle and a line of `spread` to both sides, on an axis from 0 to 1."""
-    height = TOP + 34 * len(names) + BOTTOM
-    plot = Plot(Axis(0, 1, "share of full scale"), Axis(0, 1, is_shown=False), left=64, height=height)
-    parts = []
-    for row, (name, middle, spread) in enumerate(zip(names, middles, spreads, strict=True)):
-        y = TOP + 34 * row + 17
-        low, high = plot.x(max(0.0, middle - spread)), plot.x(min(1.0, middle + spread))
-        parts.append(tag("text", name, x=plot.left - 8, y=y + 4, text_anchor="end"))
-        bar = {"x": f"{low:.1f}", "y": y - 5, "width": f"{high - low:.1f}", "height": 10, "rx": 5}
-        parts.append(tag("rect", class_="area", **bar))
-        parts.append(tag("circle", class_="fill", cx=f"{plot.x(middle):.1f}", cy=y, r=5))
-    return plot.picture(label, *parts)
+    return macro("charts.html", "legend", series)

@@ -14,7 +14,7 @@ from jsonargparse import ArgumentParser
 from pipeline import __version__
 from pipeline.errors import Error, UsageError
 from pipeline.store.atomic import write_bytes
-from trainer.report.page import render
+from trainer.report.page import render_report
 from trainer.report.records import load_runs
 
 
@@ -44,7 +44,7 @@ def write_report(
         raise UsageError(f"{path}: is a folder; give --out the name of a file, such as {path / 'report.html'}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(path, render(runs))
+        write_bytes(path, render_report(runs))
     except OSError as error:
         raise Error(f"{path}: can't be written ({error.strerror}); give another --out") from error
     return path

@@ -10,110 +10,174 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.html.charts import Axis, Series, legend, linear_axis, lines
-from pipeline.html.page import (
-    Html,
-    count,
-    data_size,
-    details,
-    facts,
-    figure,
-    join,
-    page,
-    plural,
-    section,
-    short_count,
-    table,
-    tag,
-    tiles,
-)
+from pipeline.html.page import SIZE_UNITS, count, percent, render, short_percent, unit_of
 from trainer.report.records import RunRecord, compare_configs
 
+TEMPLATE = Path(__file__).with_name("runs.html")
 MOST_POINTS = 150
 MOST_ROWS = 3_000
 LEAST_ROWS = 10
+NEUTRAL = 6
+"""The gray among the colours of series."""
 Format = Callable[[float], str]
-
-
-percent, loss = "{:.2%}".format, "{:.4f}".format
-
-
-def short_percent(value: float) -> str:
-    return f"{100 * value:.3g}%"
+Cell = tuple[str, bool]
+"""A figure's text, and whether it is the best of its column."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of an epoch: its key in metrics.jsonl, its title, and how it is written in a table and on an axis."""
+    """One figure of an epoch: its column's name in tables, how it's written there, and how on an axis (None: as a
+    plain number)."""
 
-    key: str
-    title: str
+    head: str
     text: Format
-    axis_text: Format = short_count
-    from_zero: bool = False
+    tick: Format | None = None
 
 
-LEARNING = (
-    Figure("train_loss", "Training loss", loss),
-    Figure("val_loss", "Validation loss", loss),
-    Figure("val_top1", "Validation top-1", percent, short_percent),
-    Figure("val_top5", "Validation top-5", percent, short_percent),
-    Figure("lr", "Learning rate", lambda value: f"{value:.3g}", from_zero=True),
+@dataclass(frozen=True)
+class Panel:
+    """A chart of one or two figures on one scale: names by their keys in metrics.jsonl, the main one first."""
+
+    title: str
+    names: dict[str, str]
+    from_zero: bool = True
+
+
+CURVES = (
+    Panel("Loss", {"val_loss": "validation loss", "train_loss": "training loss"}, from_zero=False),
+    Panel("Accuracy", {"val_top1": "validation top-1", "val_top5": "validation top-5"}, from_zero=False),
+    Panel("Learning rate", {"lr": "learning rate"}),
 )
-SPEED = (
-    Figure("images_per_second", "Images per second", count, from_zero=True),
-    Figure("data_wait_share", "Share of time waiting for data", percent, short_percent, from_zero=True),
-    Figure(
-        "peak_memory_bytes", "Peak memory per rank", data_size, lambda value: short_count(value) + "B", from_zero=True
-    ),
+THROUGHPUT = (
+    Panel("Images per second", {"images_per_second": "images per second"}),
+    Panel("Share of time waiting for data", {"data_wait_share": "data wait"}),
+    Panel("Peak memory per rank", {"peak_memory_bytes": "peak memory"}),
 )
 
 
-def render(runs: Sequence[RunRecord]) -> bytes:
+def figures_of(runs: Sequence[RunRecord]) -> dict[str, Figure]:
+    """Figures by their keys in metrics.jsonl, in the order of the tables, each in one unit that fits all the runs.
+
+    Top-5 is left out where it says nothing: with five classes or fewer it is 1 in every epoch."""
+
+    def largest(key: str) -> float:
+        return max((value for run in runs for value in run.finite(key)), default=0.0) or 1.0
+
+    size, unit = unit_of(largest("peak_memory_bytes"), SIZE_UNITS)
+    digits = max(0, 3 - math.floor(math.log10(largest("lr"))))
+    figures = {
+        "train_loss": Figure("Train loss", "{:.4f}".format),
+        "val_loss": Figure("Val. loss", "{:.4f}".format),
+        "val_top1": Figure("Top-1", percent, short_percent),
+        "val_top5": Figure("Top-5", percent, short_percent),
+        "lr": Figure("LR", lambda value: f"{value:.{digits}f}"),
+        "images_per_second": Figure("Images/s", count),
+        "data_wait_share": Figure("Data wait", percent, short_percent),
+        "peak_memory_bytes": Figure(
+            f"Peak memory, {unit}", lambda value: f"{value / size:.2f}", lambda value: f"{value / size:.3g} {unit}"
+        ),
+    }
+    if min((value for run in runs for value in run.finite("val_top5")), default=0) == 1:
+        del figures["val_top5"]
+    return figures
+
+
+def render_report(runs: Sequence[RunRecord]) -> bytes:
     """The page's bytes."""
-    sections = [
-        ("curves", "Curves", _charts("curves", "Curves", runs, LEARNING)),
-        ("speed", "Throughput", _charts("speed", "Throughput", runs, SPEED)),
-        ("config", "Configuration", _configs(runs)),
-        ("code", "Code and machines", _code(runs)),
-        ("epochs", "All epochs", _epochs(runs)),
-    ]
-    title = runs[0].name if len(runs) == 1 else f"{count(len(runs))} runs"
-    front = join(tiles(_tiles(runs)), _overview(runs))
-    return page("Training report", title, _lead(runs), sections, front=front)
+    figures, several = figures_of(runs), len(runs) > 1
+    datasets = [str(run.config.get("data", "")) for run in runs]
+    different, equal = compare_configs(runs)
+    return render(
+        TEMPLATE,
+        eyebrow="Training report",
+        title=f"{count(len(runs))} runs" if several else runs[0].name,
+        sections=[
+            ("curves", "Curves"),
+            ("speed", "Throughput"),
+            ("config", "Configuration"),
+            ("code", "Code and machines"),
+            ("epochs", "All epochs"),
+        ],
+        runs=runs,
+        several=several,
+        models=list(dict.fromkeys(str(run.config["model"]) for run in runs if "model" in run.config)),
+        datasets=list(dict.fromkeys(Path(data).name for data in datasets if data)),
+        tiles=_tiles(runs, figures) if len(set(datasets)) == 1 else _counts(runs, len(set(datasets))),
+        overview=_overview(runs, figures, datasets),
+        same_data=len(set(datasets)) == 1,
+        has_top5="val_top5" in figures,
+        curves=[_panel(runs, panel, figures) for panel in CURVES],
+        speed=[_panel(runs, panel, figures) for panel in THROUGHPUT],
+        legend=legend([Series(run.name, (), (), number) for number, run in enumerate(runs)]) if several else "",
+        different=[(name, _marked(values)) for name, values in different.items()],
+        equal=equal,
+        machines=[_machine(run) for run in runs],
+        epoch_head=["Epoch", "Step", *(figure.head for figure in figures.values())],
+        epochs=[_epochs(run, figures, max(LEAST_ROWS, MOST_ROWS // len(runs))) for run in runs],
+    )
 
 
-def _lead(runs: Sequence[RunRecord]) -> str:
-    models = dict.fromkeys(str(run.config["model"]) for run in runs if "model" in run.config)
-    data = dict.fromkeys(Path(str(run.config["data"])).name for run in runs if "data" in run.config)
-    words = [
-        f"{', '.join(list(values)[:4])}{', ...' if len(values) > 4 else ''}" for values in (models, data) if values
-    ]
-    return f"{' trained on '.join(words)}." if len(words) == 2 else "No config was found beside the metrics."
-
-
-def _tiles(runs: Sequence[RunRecord]) -> list[tuple[str, str, str]]:
+def _tiles(runs: Sequence[RunRecord], figures: dict[str, Figure]) -> list[tuple[str, str, str]]:
+    """(name, value, remark) of the leading figures; with several runs each is the best run's."""
     several, planned = len(runs) > 1, runs[0].config.get("epochs")
     rest = "in all" if several else "" if planned is None else f"of {planned}"
     made = [("Epochs", count(sum(len(run.epochs) for run in runs)), rest)]
-
-    def add(
-        name: str, find: Callable[[RunRecord], tuple[float | None, str]], text: Format, better: Callable[..., Any]
-    ) -> None:
-        """The best run's figure; `find` gives a run's figure and a remark on it."""
+    best: list[tuple[str, str, Callable[..., Any], Callable[[RunRecord], tuple[float | None, str]]]] = [
+        ("Best top-1", "val_top1", max, lambda run: _best(run, "val_top1", max)),
+        ("Lowest validation loss", "val_loss", min, lambda run: _best(run, "val_loss", min)),
+        ("Fastest" if several else "Speed", "images_per_second", max,
+         lambda run: (run.median("images_per_second"), "images/s")),
+        ("Least data wait" if several else "Data wait", "data_wait_share", min,
+         lambda run: (run.median("data_wait_share"), "of the time")),
+    ]  # fmt: skip
+    for name, key, better, find in best:
         found = [(*find(run), run.name) for run in runs if find(run)[0] is not None]
         if found:
             value, remark, run_name = better(found, key=lambda one: one[0])
-            made.append((name, text(value), f"{remark} · {run_name}" if several else remark))
-
-    def at_epoch(value: float | None, epoch: int | None) -> tuple[float | None, str]:
-        return value, f"epoch {epoch}"
-
-    speed, wait = ("Fastest", "Least data wait") if several else ("Speed", "Data wait")
-    add("Best top-1", lambda run: at_epoch(*run.best("val_top1")), percent, max)
-    add("Lowest validation loss", lambda run: at_epoch(*run.best("val_loss", lowest=True)), loss, min)
-    add(speed, lambda run: (run.median("images_per_second"), "images/s"), count, max)
-    add(wait, lambda run: (run.median("data_wait_share"), "of the time"), percent, min)
+            made.append((name, figures[key].text(value), f"{remark} · {run_name}" if several else remark))
     return made
+
+
+def _best(run: RunRecord, key: str, better: Callable[..., Any]) -> tuple[float | None, str]:
+    value, epoch = run.best(key, lowest=better is min)
+    return value, f"epoch {epoch}"
+
+
+def _counts(runs: Sequence[RunRecord], num_datasets: int) -> list[tuple[str, str, str]]:
+    """The leading figures of runs on different data, whose accuracies and speeds don't compare."""
+    epochs = count(sum(len(run.epochs) for run in runs))
+    return [("Runs", count(len(runs)), ""), ("Datasets", count(num_datasets), ""), ("Epochs", epochs, "in all")]
+
+
+def _overview(
+    runs: Sequence[RunRecord], figures: dict[str, Figure], datasets: Sequence[str]
+) -> tuple[list[str], list[list[Cell]]]:
+    """Names of the columns after the run's name, and each run's cells. The best is sought among runs on equal data."""
+    columns: list[tuple[str, str, list[float | None], Callable[..., Any] | None]] = [
+        ("Best top-1", "val_top1", [run.best("val_top1")[0] for run in runs], max),
+        ("at epoch", "", [run.best("val_top1")[1] for run in runs], None),
+        ("Last top-1", "val_top1", [run.last("val_top1") for run in runs], max),
+        ("Last top-5", "val_top5", [run.last("val_top5") for run in runs], max),
+        ("Last val. loss", "val_loss", [run.last("val_loss") for run in runs], min),
+        ("Images/s", "images_per_second", [run.median("images_per_second") for run in runs], max),
+        ("Data wait", "data_wait_share", [run.median("data_wait_share") for run in runs], min),
+        ("", "peak_memory_bytes", [max(run.finite("peak_memory_bytes"), default=None) for run in runs], min),
+    ]
+    head, rows = ["Epochs"], [[(_progress(run), False)] for run in runs]
+    if len(set(datasets)) > 1:
+        head.append("Data")
+        for row, own in zip(rows, datasets, strict=True):
+            row.append((Path(own).name or "–", False))
+    for name, key, values, better in columns:
+        if key and key not in figures:
+            continue
+        text = figures[key].text if key else count
+        head.append(name or figures[key].head)
+        for row, value, own in zip(rows, values, datasets, strict=True):
+            rivals = [v for v, data in zip(values, datasets, strict=True) if data == own and v is not None]
+            is_best = better is not None and len(set(map(text, rivals))) > 1 and value == better(rivals)
+            row.append(("–" if value is None else text(value), is_best))
+    return head, rows
 
 
 def _progress(run: RunRecord) -> str:
@@ -121,136 +185,61 @@ def _progress(run: RunRecord) -> str:
     return f"{done} of {planned}" if planned is not None else str(done)
 
 
-def _overview(runs: Sequence[RunRecord]) -> Html:
-    columns: list[tuple[str, Callable[[RunRecord], float | None], Format, Callable[..., Any] | None]] = [
-        ("Best top-1", lambda run: run.best("val_top1")[0], percent, max),
-        ("at epoch", lambda run: run.best("val_top1")[1], count, None),
-        ("Last top-1", lambda run: run.last("val_top1"), percent, max),
-        ("Last top-5", lambda run: run.last("val_top5"), percent, max),
-        ("Last val. loss", lambda run: run.last("val_loss"), loss, min),
-        ("Images/s", lambda run: run.median("images_per_second"), count, max),
-        ("Data wait", lambda run: run.median("data_wait_share"), percent, min),
-        ("Peak memory", lambda run: max(run.finite("peak_memory_bytes"), default=None), data_size, min),
-    ]
-    rows: list[list[object]] = [[tag("bdi", run.name), _progress(run)] for run in runs]
-    for _, find, text, better in columns:
-        values = [find(run) for run in runs]
-        known = [value for value in values if value is not None]
-        best = better(known) if better and len(set(known)) > 1 else None
-        for row, value in zip(rows, values, strict=True):
-            row.append("–" if value is None else _best(text(value)) if value == best else text(value))
-    head = ["Run", "Epochs", *(name for name, *_ in columns)]
-    notes = ["Images/s and data wait are medians over the epochs after the first."]
-    if len(runs) > 1:
-        notes.append("★ marks the best of a column.")
-    notes += [f"{run.name}: the last line was cut short by a crash and is left out." for run in runs if run.is_cut]
-    notes += [f"{run.name}: no epoch is finished yet." for run in runs if not run.epochs]
-    remarks = (tag("p", note, class_="note") for note in notes)
-    title = tag("h2", "Runs", class_="unseen")
-    return join(title, table("Runs at a glance", head, rows), *remarks)
+def _panel(runs: Sequence[RunRecord], panel: Panel, figures: dict[str, Figure]) -> dict[str, Any]:
+    """A panel's title, chart, legend, and the names of figures that no run has."""
+    several = len(runs) > 1
+    asked = [(key, name) for key, name in panel.names.items() if key in figures]
+    known = [(key, name) for key, name in asked if any(run.finite(key) for run in runs)]
+    missing = [name for key, name in asked if (key, name) not in known]
+    made: dict[str, Any] = {"title": panel.title, "chart": "", "legend": "", "missing": missing}
+    if not known:
+        return made
+    series, said, look = [], [f"{panel.title} by epoch."], []
+    for place, (key, name) in enumerate(known):
+        thin, text = several and place > 0, figures[key].text
+        look.append(Series(name, (), (), NEUTRAL if several else place, thin))
+        for number, run in enumerate(runs):
+            full_name = f"{run.name}, {name}" if len(known) > 1 else run.name
+            values, finite = run.values(key), run.finite(key)
+            chosen = thin_out(len(values), MOST_POINTS)
+            xs, ys = [run.epochs[i]["epoch"] for i in chosen], [values[i] for i in chosen]
+            series.append(Series(full_name, xs, ys, number if several else place, thin))
+            said.append(f"{full_name}: {f'from {text(finite[0])} to {text(finite[-1])}' if finite else 'none'}.")
+    figure = figures[known[0][0]]
+    xs, ys = [x for one in series for x in one.xs], [y for one in series for y in one.ys]
+    x_axis = Axis(min(*xs, max(xs) - 1), max(xs), "epoch", text="{:g}".format, whole=True)
+    y_axis = linear_axis(ys, "", figure.tick, zero=panel.from_zero)
+    made["chart"] = lines(series, " ".join(said), x_axis, y_axis, figure.text)
+    made["legend"] = legend(look) if len(look) > 1 else ""
+    return made
 
 
-def _best(text: str) -> Html:
-    star = tag("span", "★ ", aria_hidden="true")
-    return tag("td", star, text, tag("span", " (best)", class_="unseen"), class_="num best")
-
-
-def _charts(anchor: str, title: str, runs: Sequence[RunRecord], figures: Sequence[Figure]) -> Html:
-    drawn, missing = [], []
-    for one in figures:
-        series = [_series(run, number, one.key) for number, run in enumerate(runs)]
-        values = [value for each in series for value in each.ys if math.isfinite(value)]
-        if not values:
-            missing.append(one.title.lower())
-            continue
-        xs = [x for each in series for x in each.xs]
-        x_axis = Axis(min(*xs, max(xs) - 1), max(xs), "epoch", text=lambda value: f"{value:g}", whole=True)
-        y_axis = linear_axis(values, "", one.axis_text, zero=one.from_zero)
-        label = f"{one.title} by epoch. " + " ".join(_words(run, one) for run in runs)
-        drawn.append(figure(one.title, lines(series, label, x_axis, y_axis)))
-    key = legend(series) if len(runs) > 1 and drawn else ""
-    note = tag("p", f"Not recorded: {', '.join(missing)}.", class_="note") if missing else ""
-    return section(anchor, title, key, tag("div", *drawn, class_="columns wide"), note)
-
-
-def _series(run: RunRecord, number: int, key: str) -> Series:
-    values = run.values(key)
-    chosen = _thin(len(values), MOST_POINTS)
-    return Series(run.name, [run.epochs[i]["epoch"] for i in chosen], [values[i] for i in chosen], number)
-
-
-def _thin(num: int, most: int) -> list[int]:
+def thin_out(num: int, most: int) -> list[int]:
     """At most `most` of 0 ... num - 1, evenly spread, the first and the last among them."""
     most = min(num, most)
     return [round(i * (num - 1) / max(most - 1, 1)) for i in range(most)]
 
 
-def _words(run: RunRecord, one: Figure) -> str:
-    values = run.finite(one.key)
-    return f"{run.name}: from {one.text(values[0])} to {one.text(values[-1])}." if values else f"{run.name}: none."
+def _marked(values: Sequence[str]) -> list[Cell]:
+    """Each run's value of a config's field, and whether it is another than most runs have; in a tie the earliest."""
+    usual = Counter(values).most_common(1)[0][0]
+    return [(value, value != usual) for value in values]
 
 
-def _configs(runs: Sequence[RunRecord]) -> Html:
-    different, equal = compare_configs(runs)
-    parts: list[Html] = []
-    if len(runs) > 1:
-        text = (
-            f"{plural(len(different), 'field differs', 'fields differ')}, {count(len(equal))} are the same in all runs."
-        )
-        parts.append(tag("p", text if different else "All runs have the same configuration."))
-    if different:
-        rows = []
-        for name, values in different.items():
-            usual = Counter(values).most_common(1)[0][0]  # in a tie the earliest
-            rows.append([tag("code", name), *(_value(value, value != usual) for value in values)])
-        head = ["Field", *(tag("bdi", run.name) for run in runs)]
-        parts.append(table("Fields that differ", head, rows, text_columns=len(head), class_="matrix"))
-        parts.append(tag("p", "● marks a value that most of the runs don't have.", class_="note"))
-    if equal:
-        listing = facts((name, tag("code", value)) for name, value in equal.items())
-        title = f"The {plural(len(equal), 'field')} that all share" if len(runs) > 1 else "All fields"
-        parts.append(details(title, listing, is_open=len(runs) == 1))
-    if not different and not equal:
-        parts = [tag("p", "The runs' folders hold no config.yaml.")]
-    return section("config", "Configuration", *parts)
+def _machine(run: RunRecord) -> dict[str, Any]:
+    start = run.starts[-1] if run.starts else {}
+    commits = list(dict.fromkeys(str(one["git_commit"])[:12] for one in run.starts if one.get("git_commit")))
+    if commits and start.get("git_modified"):
+        commits[-1] += " (modified)"
+    torch = (start.get("software") or {}).get("torch")
+    known = [start.get("device"), torch, start.get("world_size"), len(run.starts) or None]
+    return {"commits": ", ".join(commits), "cells": ["–" if value is None else str(value) for value in known]}
 
 
-def _value(text: str, is_odd: bool) -> Html:
-    mark = tag("span", "● ", aria_hidden="true") if is_odd else ""
-    said = tag("span", " (differs)", class_="unseen") if is_odd else ""
-    return tag("td", mark, tag("code", text or "not set"), said, class_="differs" if is_odd else None)
-
-
-def _code(runs: Sequence[RunRecord]) -> Html:
+def _epochs(run: RunRecord, figures: dict[str, Figure], most: int) -> list[list[str]]:
+    """Rows of the run's table: epoch, step and figures, evenly spread where there are more than `most`."""
     rows = []
-    for run in runs:
-        start = run.starts[-1] if run.starts else {}
-        commits = list(dict.fromkeys(str(one["git_commit"])[:12] for one in run.starts if one.get("git_commit")))
-        if commits and start.get("git_modified"):
-            commits[-1] += " (modified)"
-        software = start.get("software") or {}
-        known = [start.get("device"), software.get("torch"), start.get("world_size"), len(run.starts) or None]
-        code = tag("td", tag("code", ", ".join(commits), class_="word")) if commits else tag("td", "not recorded")
-        rows.append([tag("bdi", run.name), code, *("–" if value is None else str(value) for value in known)])
-    head = ["Run", "Git commit", "Device", "PyTorch", "Ranks", "Starts"]
-    note = "A run has one start and one more for each resume; where commits differ, all are named in order."
-    listing = table("What the runs ran on", head, rows, text_columns=4, hide_caption=True)
-    return section("code", "Code and machines", listing, tag("p", note, class_="note"))
-
-
-def _epochs(runs: Sequence[RunRecord]) -> Html:
-    figures = [*LEARNING, *SPEED]
-    most = max(LEAST_ROWS, MOST_ROWS // len(runs))
-    parts = []
-    for run in runs:
-        rows = []
-        for i in _thin(len(run.epochs), most):
-            values = [(one, run.epochs[i].get(one.key)) for one in figures]
-            figures_text = ("–" if value is None else one.text(value) for one, value in values)
-            rows.append([str(run.epochs[i]["epoch"]), count(run.epochs[i].get("step") or 0), *figures_text])
-        shown = f", {len(rows)} of them shown" if len(rows) < len(run.epochs) else ""
-        head = ["Epoch", "Step", "Train loss", "Val. loss", "Top-1", "Top-5", "LR", "Images/s", "Data wait", "Memory"]
-        summary = join(tag("bdi", run.name), f": {plural(len(run.epochs), 'epoch')}{shown}")
-        listing = table(f"Epochs of {run.name}", head, rows, hide_caption=True, class_="tall")
-        parts.append(details(summary, listing, is_open=len(runs) == 1))
-    return section("epochs", "All epochs", *parts)
+    for line in (run.epochs[i] for i in thin_out(len(run.epochs), most)):
+        texts = ["–" if line.get(key) is None else one.text(line[key]) for key, one in figures.items()]
+        rows.append([str(line["epoch"]), count(line.get("step") or 0), *texts])
+    return rows

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pages import parse
 
-from pipeline.html.charts import Axis, Plot, Series, heat_map, histogram, legend, linear_axis, lines, profile, ranges
+from pipeline.html.charts import Axis, Plot, Series, heat_map, histogram, legend, linear_axis, lines, profile
 
 pytestmark = pytest.mark.quick
 POINT = re.compile(r"(-?[\d.]+) (-?[\d.]+)")
@@ -84,7 +84,7 @@ def test_histogram_heights_are_in_proportion() -> None:
 
 def test_heat_map_draws_each_filled_cell_once() -> None:
     cells = np.array([[0, 1], [7, 1000]])
-    tree = parse(heat_map(cells, Axis(1, 4, log=True), Axis(1, 4, log=True), "l", diagonal=True))
+    tree = parse(heat_map(cells, Axis(1, 4, log=True), Axis(1, 4, log=True), "l"))
     assert sum(path.attributes["d"].count("M") for path in tree.find("path", "fill")) == 3
     assert float(tree.find("path", "fill")[-1].attributes["fill-opacity"]) == 1
     assert "1,000 per cell" in tree.text
@@ -92,27 +92,48 @@ def test_heat_map_draws_each_filled_cell_once() -> None:
 
 def test_lines_leave_gaps_and_show_lone_points() -> None:
     series = Series("a", [1, 2, 3, 4, 5], [1.0, 2.0, math.nan, 4.0, math.nan], 0)
-    tree = parse(lines([series], "l", Axis(0, 5), linear_axis([0, 4])))
+    tree = parse(lines([series], "l", Axis(0, 5), linear_axis([0, 4]), "{:.2f}".format))
     (line,) = tree.find("path", "line")
     assert line.attributes["d"].count("M") == 1
     assert [dot.find("title")[0].text for dot in tree.find("circle")] == [
-        "a, epoch 1: 1",
-        "a, epoch 2: 2",
-        "a, epoch 4: 4",
+        "a, epoch 1: 1.00",
+        "a, epoch 2: 2.00",
+        "a, epoch 4: 4.00",
     ]
-    few = parse(lines([series], "l", Axis(0, 5), linear_axis([0, 4]), most_dots=1))
-    assert [dot.find("title")[0].text for dot in few.find("circle")] == ["a, epoch 4: 4"]
+    few = parse(lines([series], "l", Axis(0, 5), linear_axis([0, 4]), "{:.2f}".format, most_dots=1))
+    assert [dot.find("title")[0].text for dot in few.find("circle")] == ["a, epoch 4: 4.00"]
 
 
 def test_twenty_one_lines_look_different() -> None:
-    looks = {Series("", [], [], number).look for number in range(21)}
+    looks = {Series("", [], [], number).stroke for number in range(21)}
     assert len(looks) == 21
     assert len(parse(legend([Series("<x>", [], [], 0)])).find("li")) == 1
 
 
-def test_ranges_stay_on_the_axis() -> None:
-    tree = parse(ranges(["red"], [0.9], [0.5], "l"))
-    (bar,) = tree.find("rect")
-    plot = Plot(Axis(0, 1), Axis(0, 1), left=64)
-    assert float(bar.attributes["x"]) == pytest.approx(plot.x(0.4), abs=0.06)
-    assert float(bar.attributes["x"]) + float(bar.attributes["width"]) == pytest.approx(plot.x(1), abs=0.11)
+def test_thin_lines_look_thin() -> None:
+    tree = parse(legend([Series("a", [], [], 0), Series("b", [], [], 0, is_thin=True)]))
+    assert [len(item.find("line", "thin")) for item in tree.find("li")] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        ([1, 1900], ["0", "500", "1,000", "1,500", "2,000"]),
+        ([20_000], ["0", "5k", "10k", "15k", "20k"]),
+        ([1.2e6], ["0", "0.25M", "0.50M", "0.75M", "1.00M", "1.25M"]),
+        ([0.9], ["0", "0.2", "0.4", "0.6", "0.8", "1.0"]),
+        ([3e-4], ["0", "0.0001", "0.0002", "0.0003"]),
+        ([0.0, 0.0], ["0", "0.2", "0.4", "0.6", "0.8", "1.0"]),
+    ],
+)
+def test_ticks_of_an_axis_have_one_unit(values: list[float], wanted: list[str]) -> None:
+    axis = linear_axis(values)
+    assert [axis.text(tick) for tick in axis.ticks()] == wanted
+
+
+def test_labels_are_text() -> None:
+    made = lines([Series("<b>", [1], [1.0], 0)], '"><script>', Axis(0, 5, "<i>"), linear_axis([1], "&"), str)
+    assert "<script" not in made
+    tree = parse(made)
+    assert tree.find("svg")[0].attributes["aria-label"] == '"><script>'
+    assert tree.find("title")[0].text == "<b>, epoch 1: 1.0"

@@ -3,43 +3,68 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
+import jinja2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pages import parse
+from markupsafe import Markup
+from pages import Element, parse, read_page
 
-from pipeline.html.page import Html, bar_cell, count, data_size, join, page, printable, share, short_count, table, tag
-from pipeline.html.style import STYLE
+from pipeline.html.page import TEMPLATES, count, data_size, macro, render, share, short_count, shorten, words
+from pipeline.text import printable
 
 pytestmark = pytest.mark.quick
 
 
+@pytest.fixture
+def show(tmp_path: Path) -> Callable[..., Element]:
+    """Renders a template's text with some values, and parses it."""
+
+    def shown(template: str, **values: object) -> Element:
+        file = tmp_path / "template.html"
+        file.write_text('{% import "parts.html" as parts %}' + template)
+        return parse(render(file, **values).decode())
+
+    return shown
+
+
 @given(st.text(st.characters(exclude_categories=()), max_size=60))
 def test_any_text_comes_back_as_text(text: str) -> None:
-    made = tag("p", text, title=text)
+    made = macro("parts.html", "tiles", [(text, text, text)])
     made.encode()  # no lone surrogate is left
-    (element,) = parse(made).find("p")
-    assert element.text == printable(text)
-    assert element.attributes["title"] == printable(text)
+    tree = parse(made)
+    assert tree.find("dt")[0].raw_text == printable(text)
+    assert tree.find("strong")[0].raw_text == printable(text)
+    (region,) = parse(macro("parts.html", "table", text, [text], caller=lambda: "")).find("div", "scroll")
+    assert region.attributes["aria-label"] == printable(text)
 
 
 def test_only_markup_is_left_alone() -> None:
-    assert tag("p", "<b>&", tag("i", '"')) == '<p>&lt;b&gt;&amp;<i>"</i></p>'
-    assert tag("p", title='"><script>') == '<p title="&quot;&gt;&lt;script&gt;"></p>'
-    assert join("<", None, Html("<br>"), 3) == "&lt;<br>3"
+    made = str(macro("parts.html", "row", "<b>&", Markup("<i>x</i>"), 3))
+    assert made.strip() == '<tr><th scope="row">&lt;b&gt;&amp;</th><td><i>x</i></td><td>3</td></tr>'
 
 
-def test_attributes() -> None:
-    made = tag("details", class_="a", aria_label="x", open=True, hidden=False, id=None, viewBox="0")
-    assert made == '<details class="a" aria-label="x" open viewBox="0"></details>'
-    assert tag("img", src="data:,") == '<img src="data:,">'
+def test_a_value_that_is_missing_is_an_error(show: Callable[..., Element]) -> None:
+    with pytest.raises(jinja2.UndefinedError, match="oops"):
+        show("{{ oops }}")
 
 
-def test_printable_shows_what_is_not_and_shortens() -> None:
-    assert printable("a\x00\n\u202e\udc80é日") == "a\\x00\\n\\u202e\\udc80é日"
-    short = printable("a" * 100 + "b" * 100, 30)
-    assert short == "a" * 20 + " … " + "b" * 10
+def test_a_long_name_is_cut_at_its_middle_and_whole_in_the_title() -> None:
+    assert shorten("a" * 100 + "b" * 100, 30) == "a" * 20 + " … " + "b" * 10
+    (name,) = parse(macro("parts.html", "name", "a" * 100 + "\n" + "b" * 100, most=30)).find("bdi")
+    assert len(name.text) == 33
+    assert name.attributes["title"] == "a" * 100 + "\\n" + "b" * 100
+    assert parse(macro("parts.html", "name", "abc")).find("bdi")[0].attributes == {}
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(True, "yes"), (None, "none"), (1000, "1,000"), ([1, "a"], "1, a"), (0.5, "0.5"), ("x", "x")]
+)
+def test_fields_are_written_for_people(value: object, text: str) -> None:
+    assert words(value) == text
 
 
 @pytest.mark.parametrize(
@@ -64,21 +89,46 @@ def test_figures(made: str, wanted: str) -> None:
     assert made == wanted
 
 
-def test_table_marks_headings_and_figures() -> None:
-    tree = parse(table("What", ["Name", "Number"], [["a", "1"], ["b", bar_cell(1, 4, "one")]]))
-    assert tree.tables() == {"What": [["Name", "Number"], ["a", "1"], ["b", "one"]]}
+def test_tables_have_headings_and_bars(show: Callable[..., Element]) -> None:
+    tree = show(
+        """{% call parts.table("What", ["Name", "Number"]) %}
+        {{ parts.row("a", "1") }}{{ parts.row("b", parts.bar(1000, 4000)) }}
+        {% endcall %}"""
+    )
+    assert tree.tables() == {"What": [["Name", "Number"], ["a", "1"], ["b", "1,000"]]}
     assert [cell.attributes["scope"] for cell in tree.find("th")] == ["col", "col", "row", "row"]
     assert tree.find("span", "bar")[0].attributes["style"] == "width:25%"
 
 
-def test_page_is_whole() -> None:
-    tree = parse(page("Kind", "A & B", "lead", [("a", "First", Html("<p>x</p>"))], front=Html("")).decode())
+def test_lines_to_copy_stay_lines(show: Callable[..., Element]) -> None:
+    (code,) = show("{{ parts.code(text) }}", text="a <\n\n  b").find("code")
+    assert code.raw_text == "a <\n\n  b\n"
+
+
+def test_page_is_whole(tmp_path: Path) -> None:
+    template, page = tmp_path / "page.html", tmp_path / "out.html"
+    template.write_text(
+        '{% extends "base.html" %}{% import "parts.html" as parts %}'
+        '{% block content %}{% call parts.section("a", "First") %}<p>x</p>{% endcall %}{% endblock %}'
+    )
+    page.write_bytes(render(template, eyebrow="Kind", title="A & B", sections=[("a", "First")]))
+    tree = read_page(page)
     assert tree.find("title")[0].text == "A & B – Kind"
     assert tree.find("h1")[0].text == "A & B"
+    assert tree.one("a").find("p")[0].text == "x"
 
 
-def test_needs_the_standard_library_only() -> None:
-    code = "import sys, pipeline.html.page; print([m for m in ('numpy', 'PIL', 'zarr', 'yaml') if m in sys.modules])"
+@pytest.mark.parametrize(
+    ("modules", "unwanted"),
+    [
+        ("pipeline.html.page", ("numpy", "PIL", "zarr", "yaml", "torch", "matplotlib")),
+        ("pipeline.commands.report", ("torch", "matplotlib")),
+        ("pipeline.store.reader, pipeline.cli, trainer.training", ("pipeline.html", "jinja2")),
+        ("trainer.report.records, trainer.report.provenance", ("jinja2", "torch")),
+    ],
+)
+def test_imports_no_more_than_it_needs(modules: str, unwanted: tuple[str, ...]) -> None:
+    code = f"import sys, {modules}; print([m for m in {unwanted!r} if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
 
@@ -97,7 +147,8 @@ def contrast(one: str, other: str) -> float:
 
 
 def test_contrast_in_light_dark_and_print() -> None:
-    themes = [dict(re.findall(r"--(\w+):(#\w+)", block)) for block in re.findall(r":root\{([^}]*)\}", STYLE)]
+    style = (TEMPLATES / "style.css").read_text()
+    themes = [dict(re.findall(r"--(\w+):(#\w+)", block)) for block in re.findall(r":root\{([^}]*)\}", style)]
     assert len(themes) == 3
     for theme in themes:
         for text in ("ink", "soft", "accent", "good", "bad"):

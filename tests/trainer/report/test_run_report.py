@@ -50,7 +50,7 @@ def runs(tmp_path: Path) -> list[Path]:
     config = {"data": "data/x.zarr", "out": "a", "model": "resnet18", "epochs": 4, "lr": 0.1, "stages": []}
     first = epochs(
         4,
-        val_top1=[0.1, 0.4, 0.375, 0.4],
+        val_top1=[0.1, 0.4, 0.38, 0.4],
         val_loss=[2.0, 1.5, 1.75, None],
         images_per_second=[100.0, 5000.0, 5200.0, 5100.0],
         data_wait_share=[0.9, 0.01, 0.03, 0.02],
@@ -71,10 +71,10 @@ def test_figures_are_those_of_the_runs(runs: list[Path]) -> None:
     tables = page.tables()
     assert tables["Runs at a glance"] == [
         ["Run", "Epochs", "Best top-1", "at epoch", "Last top-1", "Last top-5", "Last val. loss", "Images/s",
-         "Data wait", "Peak memory"],
+         "Data wait", "Peak memory, GB"],
         ["one", "4 of 4", "★ 40.00% (best)", "2", "★ 40.00% (best)", "50.00%", "★ 1.7500 (best)", "★ 5,100 (best)",
-         "★ 2.00% (best)", "★ 2.0 GB (best)"],
-        ["two", "2 of 4", "30.00%", "2", "30.00%", "50.00%", "2.2500", "1,000", "50.00%", "3.0 GB"],
+         "★ 2.00% (best)", "★ 2.00 (best)"],
+        ["two", "2 of 4", "30.00%", "2", "30.00%", "50.00%", "2.2500", "1,000", "50.00%", "3.00"],
     ]  # fmt: skip
     assert statistics.median([5000, 5200, 5100]) == 5100
     facts = page.facts()
@@ -84,7 +84,7 @@ def test_figures_are_those_of_the_runs(runs: list[Path]) -> None:
     assert facts["Fastest"] == "5,100images/s · one"
     assert "resnet18 trained on x.zarr." in page.text
     assert tables["Epochs of one"][2] == [
-        "2", "20", "2.5000", "1.5000", "40.00%", "50.00%", "0.1", "5,000", "1.00%", "2.0 GB"
+        "2", "20", "2.5000", "1.5000", "40.00%", "50.00%", "0.1000", "5,000", "1.00%", "2.00"
     ]  # fmt: skip
     assert tables["Epochs of one"][4][3] == "–"
     assert page.find("h1")[0].text == "2 runs"
@@ -124,21 +124,71 @@ def chart(page: Element, title: str) -> Element:
 
 def test_curves_go_through_the_figures(runs: list[Path]) -> None:
     page = read_page(write_report(runs))
-    top1 = chart(page, "Validation top-1")
-    dots = [dot.find("title")[0].text for dot in top1.find("circle")]
+    accuracy = chart(page, "Accuracy")
+    top1, top5 = (accuracy.find("circle")[i : i + 6] for i in (0, 6))
+    dots = [dot.find("title")[0].text for dot in top1]
     assert dots == [
-        "one, epoch 1: 10%", "one, epoch 2: 40%", "one, epoch 3: 37.5%", "one, epoch 4: 40%",
-        "two, epoch 1: 20%", "two, epoch 2: 30%",
-    ]  # fmt: skip
-    heights = [float(dot.attributes["cy"]) for dot in top1.find("circle")]
+        f"{name}, validation top-1, epoch {epoch}: {value}.00%"
+        for name, values in [("one", [10, 40, 38, 40]), ("two", [20, 30])]
+        for epoch, value in enumerate(values, 1)
+    ]
+    heights = [float(dot.attributes["cy"]) for dot in top1]
     assert heights[1] == heights[3] == min(heights)
     assert heights[0] == max(heights)
     assert (heights[0] - heights[4]) == pytest.approx((heights[0] - heights[1]) / 3, abs=0.15)
-    assert len(top1.find("path", "line")) == 2
-    label = top1.find("svg")[0].attributes["aria-label"]
-    assert label == "Validation top-1 by epoch. one: from 10.00% to 40.00%. two: from 20.00% to 30.00%."
-    assert len(chart(page, "Training loss").find("circle")) == 5
-    assert [item.text for item in page.one("curves").find("li")] == ["one", "two"]
+    assert (float(top5[0].attributes["cy"]) - heights[1]) == pytest.approx((heights[1] - heights[0]) / 3, abs=0.15)
+    assert len(accuracy.find("path", "line")) == 4
+    assert len(accuracy.find("path", "thin")) == 2
+    label = accuracy.find("svg")[0].attributes["aria-label"]
+    assert "one, validation top-1: from 10.00% to 40.00%. two, validation top-1: from 20.00% to 30.00%." in label
+    assert [item.text for item in page.one("curves").find("ul", "legend")[0].find("li")] == ["one", "two"]
+
+
+def test_losses_share_one_scale(runs: list[Path]) -> None:
+    figure = chart(read_page(write_report(runs)), "Loss")
+    place = {dot.find("title")[0].text: float(dot.attributes["cy"]) for dot in figure.find("circle")}
+    assert len(place) == 3 + 2 + 4 + 1  # values that are null have none
+    assert place["one, training loss, epoch 1: 2.5000"] == place["one, training loss, epoch 2: 2.5000"]
+    per_unit = place["one, validation loss, epoch 2: 1.5000"] - place["one, validation loss, epoch 1: 2.0000"]
+    assert place["two, training loss, epoch 1: 3.0000"] == pytest.approx(
+        place["one, validation loss, epoch 1: 2.0000"] - 2 * per_unit, abs=0.15
+    )
+    assert [item.text for item in figure.find("li")] == ["validation loss", "training loss"]
+
+
+def test_runs_on_different_data_are_not_ranked(runs: list[Path], tmp_path: Path) -> None:
+    config = yaml.safe_load((runs[0] / "config.yaml").read_text())
+    other = make_run(tmp_path / "runs" / "other", epochs(1, val_top1=[0.99]), {**config, "data": "data/y.zarr"})
+    page = read_page(write_report([*runs, other]))
+    head, *rows = page.tables()["Runs at a glance"]
+    assert [row[head.index("Data")] for row in rows] == ["x.zarr", "x.zarr", "y.zarr"]
+    assert [row[head.index("Best top-1")] for row in rows] == ["★ 40.00% (best)", "30.00%", "99.00%"]
+    assert set(page.facts()) & {"Best top-1", "Lowest validation loss", "Fastest"} == set()
+    assert page.facts()["Datasets"] == "2"
+
+
+def test_equal_figures_have_no_star(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / name, epochs(1, val_top1=[value])) for name, value in [("a", 0.5), ("b", 0.5000001)]]
+    assert "★" not in str(read_page(write_report(folders)).tables()["Runs at a glance"])
+
+
+def test_top5_is_left_out_where_it_says_nothing(tmp_path: Path) -> None:
+    page = read_page(write_report([make_run(tmp_path / "a", epochs(2, val_top5=[1.0, 1.0]))]))
+    assert "Last top-5" not in page.tables()["Runs at a glance"][0]
+    assert "Top-5" not in page.tables()["Epochs of a"][0]
+    assert len(chart(page, "Accuracy").find("path", "line")) == 1
+    assert "Not recorded" not in page.text
+
+
+def test_memory_has_one_unit(tmp_path: Path) -> None:
+    made = epochs(2, peak_memory_bytes=[900_000_000, 12_300_000_000], lr=[0.0003, 0.0])
+    page = read_page(write_report([make_run(tmp_path / "a", made)]))
+    rows = page.tables()["Epochs of a"]
+    assert rows[0][-1] == "Peak memory, GB"
+    assert [row[-1] for row in rows[1:]] == ["0.90", "12.30"]
+    assert [row[rows[0].index("LR")] for row in rows[1:]] == ["0.0003000", "0.0000000"]
+    ticks = [text.text for text in chart(page, "Peak memory per rank").find("text")]
+    assert {"0 GB", "2.5 GB", "5 GB", "10 GB", "12.5 GB"} <= set(ticks)
 
 
 def test_long_runs_are_thinned(tmp_path: Path) -> None:
@@ -159,7 +209,8 @@ def test_a_single_run_has_its_page_inside(runs: list[Path]) -> None:
     assert page.find("h1")[0].text == "one"
     assert "★" not in page.text
     assert "The page is complete in itself" in page.text
-    assert not page.find("ul", "legend")
+    assert [item.text for item in page.find("ul", "legend")[0].find("li")] == ["validation loss", "training loss"]
+    assert not page.find("path", "thin")
 
 
 def test_runs_without_config_validation_or_epochs(tmp_path: Path) -> None:
