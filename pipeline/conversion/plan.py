@@ -17,7 +17,7 @@ from pipeline.sources.byte_strings import ByteStrings
 from pipeline.store.atomic import atomic_file, write_json
 from pipeline.store.format import BAD_LABEL, FORMAT_VERSION
 from pipeline.store.geometry import Geometry
-from pipeline.store.reader import Split
+from pipeline.store.reader import Split, Store
 
 MIX_SAMPLES = 1024  # mixed among each other where a source is read in blocks: a few hundred MB of large images
 
@@ -201,10 +201,26 @@ def check_finished(split: Split, plan: SplitPlan, geometry: Geometry) -> None:
         )
 
 
+def check_same_software(store: Store, plan: SplitPlan) -> None:
+    """Check that the splits that are in a store came from the decoder and resizer that this plan uses.
+
+    Raises:
+        Error: one didn't; the first difference is named.
+    """
+    for name in store.splits:
+        stored = store[name].attrs.get("software", {})
+        for package in sorted(stored.keys() | plan.software.keys()):
+            if stored.get(package) != plan.software.get(package):
+                raise Error(
+                    f"{store.path}: {name} was made with {package} {stored.get(package)}, not "
+                    f"{plan.software.get(package)}; install that version, or convert all splits again with --overwrite"
+                )
+
+
 _EXPLAINED = {
-    "keys": "the source's files are others now",
-    "labels": "the labels of the source's files are others now",
-    "classes": "the source's classes are others now",
+    "keys": "the source has other files now",
+    "labels": "the source's files have other labels now",
+    "classes": "the source has other classes now",
 }
 
 

@@ -4,6 +4,7 @@ lock                     flock: exclusive for a plain run, shared for parts; the
 part-I-of-N.lock         flock of one part
 commit.lock              flock of whoever commits
 runs/<run name>          exists while the run lives; workers look for it before each image and rename
+classes.json             class ids and names
 <split>/plan.json        what identifies the conversion
 <split>/samples.npz      keys, labels and order, by slot
 <split>/receipts/C.json  chunk C is finished, with what was learnt about it
@@ -23,11 +24,7 @@ from pathlib import Path
 
 from pipeline.errors import Error, UsageError
 from pipeline.store.atomic import remove_temps
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+from pipeline.store.locks import flock
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 
@@ -70,14 +67,13 @@ class SplitWork:
         self.images = self.staged / "images"
 
     def make(self) -> None:
-        """Make the folders, and clear temp files of dead runs when no other run can be alive."""
         self.receipts.mkdir(parents=True, exist_ok=True)
         self.images.mkdir(parents=True, exist_ok=True)
 
     def remove_temps(self) -> None:
+        """Delete the temp files of killed runs; no other run may be alive."""
         for folder in (self.path, self.receipts, self.images):
-            if folder.exists():
-                remove_temps(folder)
+            remove_temps(folder)
 
     def chunk(self, chunk: int) -> Path:
         return self.images / f"c.{chunk}.0.0.0"
@@ -93,23 +89,27 @@ class Workspace:
         self.dst = dst
         self.path = dst.with_name(dst.name + ".work")
         self.errors = dst.with_name(dst.name + ".errors.jsonl")
+        self.classes = self.path / "classes.json"
 
     def split(self, name: str) -> SplitWork:
         return SplitWork(self.path / name)
 
+    def begun(self) -> list[str]:
+        """Splits that were begun and aren't committed yet, sorted."""
+        return sorted(plan.parent.name for plan in self.path.glob("*/plan.json"))
+
     @contextlib.contextmanager
-    def run(self, part: Part | None) -> Iterator[str]:
-        """Hold the lock for a plain run (`part` None) or a part and its liveness file; yields the run's name.
+    def run(self, part: Part | None) -> Iterator[Path]:
+        """Hold the lock for a plain run (`part` None) or a part; yields the run's liveness file, whose name is unique.
 
         Raises:
             UsageError: a folder of that name is there already, and isn't a work folder.
-            Error: another run that must not run beside this one is alive.
+            Error: another run is alive that may not run beside this one.
         """
         self._check_ours()
-        tokens = self.path / "runs"
         try:
             with contextlib.ExitStack() as stack:
-                if stack.enter_context(_locked(self.path / "lock", shared=part is not None)) is None:
+                if not stack.enter_context(_locked(self.path / "lock", shared=part is not None)):
                     raise Error(
                         f"{self.dst}: another conversion into it is running ({self.path / 'lock'} is held); "
                         "wait for it or stop it"
@@ -117,21 +117,22 @@ class Workspace:
                 prefix = "all."
                 if part is not None:
                     prefix = f"part-{part.index}-of-{part.count}."
-                    if stack.enter_context(_locked(self.path / f"{prefix}lock")) is None:
+                    if not stack.enter_context(_locked(self.path / f"{prefix}lock")):
                         raise Error(f"{self.dst}: part {part.index}/{part.count} is running already; wait or stop it")
-                tokens.mkdir(exist_ok=True)
-                for stale in tokens.iterdir():  # of dead runs: holding the lock proves it
+                runs = self.path / "runs"
+                runs.mkdir(exist_ok=True)
+                for stale in runs.iterdir():  # holding the lock proves that these runs are dead
                     if part is None or stale.name.startswith((prefix, "all.")):
                         stale.unlink(missing_ok=True)
-                liveness_file = tokens / (prefix + secrets.token_hex(8))
+                liveness_file = runs / (prefix + secrets.token_hex(8))
                 liveness_file.touch()
                 stack.callback(_unlink, liveness_file)
-                yield liveness_file.name
+                yield liveness_file
         finally:
             self._remove_if_done()
 
     def _check_ours(self) -> None:
-        """Whatever is in a work folder is deleted at the end, so it must be one: `lock` is the first thing in it."""
+        """Refuse a folder that isn't a work folder: its content would be deleted. A work folder has a file `lock`."""
         if self.path.is_symlink() or (self.path.exists() and not self.path.is_dir()):
             raise UsageError(f"{self.path}: exists and is not a folder; move it away or choose another DST")
         if self.path.exists() and any(self.path.iterdir()) and not (self.path / "lock").is_file():
@@ -139,28 +140,28 @@ class Workspace:
 
     @contextlib.contextmanager
     def committing(self) -> Iterator[None]:
-        """Hold the commit lock, waiting for whoever has it."""
+        """Hold the commit lock; waits while another process has it."""
         with _locked(self.path / "commit.lock", wait=True):
             yield
 
     def _remove_if_done(self) -> None:
         """Delete the work folder when nothing in it is unfinished and nobody uses it."""
-        if not self.path.exists() or any(self.path.glob("*/plan.json")):
+        if not self.path.exists() or self.begun():
             return
-        with contextlib.suppress(OSError), _locked(self.path / "lock") as lock:
-            if lock is not None and not any(self.path.glob("*/plan.json")):
+        with contextlib.suppress(OSError), _locked(self.path / "lock") as held:
+            if held and not self.begun():
                 shutil.rmtree(self.path, ignore_errors=True)
 
     def num_finished(self) -> int:
         """Chunks that are finished and not committed yet, of all splits."""
         return sum(1 for _ in self.path.glob("*/receipts/*.json"))
 
-    def forget_beginnings(self) -> None:
+    def forget_settings(self) -> None:
         """Where no chunk is finished, forget the settings of the run that began; no other run may be alive."""
         if not self.num_finished():
-            for plan in list(self.path.glob("*/plan.json")):
-                shutil.rmtree(plan.parent, ignore_errors=True)
-            _unlink(self.path / "classes.json")
+            for split in self.begun():
+                shutil.rmtree(self.split(split).path, ignore_errors=True)
+            _unlink(self.classes)
 
     def part_count(self) -> int | None:
         """N of the parts that ran here, as far as their locks tell."""
@@ -213,21 +214,18 @@ def _unlink(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked(path: Path, *, shared: bool = False, wait: bool = False) -> Iterator[int | None]:
-    """An flock on the file, which ends with the process however that ends; yields None when it is held elsewhere."""
+def _locked(path: Path, *, shared: bool = False, wait: bool = False) -> Iterator[bool]:
+    """Hold a lock on the file, which is made where it is missing; yields False when another process has it."""
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
         try:
-            if fcntl is not None:
-                try:
-                    fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
-                except BlockingIOError:
-                    yield None
-                    return
-            # Whoever held it may have deleted the file before releasing it: then another file has that name now.
+            if not flock(fd, shared=shared, wait=wait):
+                yield False
+                return
+            # Whoever held it may have deleted the file before letting go: then another file has that name now.
             if _is_at(fd, path):
-                yield fd
+                yield True
                 return
         finally:
             os.close(fd)

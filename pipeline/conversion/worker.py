@@ -7,25 +7,33 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
+import pickle
 import socket
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
+import joblib
 import numpy as np
 
-from pipeline.conversion import shared_pickle
 from pipeline.conversion.chunk_writer import ChunkWriter
+from pipeline.conversion.receipts import Receipt, write_receipt
 from pipeline.conversion.workdir import SplitWork
-from pipeline.errors import BadSample, Error
+from pipeline.errors import BadSample, Error, UsageError
 from pipeline.image.decode import DecodeOptions, decode_into
 from pipeline.image.resize import software_versions
 from pipeline.sources.base import Source
-from pipeline.store.atomic import atomic_file, write_json
+from pipeline.store.atomic import atomic_file
 from pipeline.store.geometry import Geometry
+from pipeline.text import one_line
+
+MIN_MAPPED_BYTES = 65_536
+MAX_MAPPED_ARRAYS = 64
+"""Which of a source's arrays are mapped rather than copied: each map takes a file descriptor in every worker."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +43,7 @@ class ChunkTask:
     Attributes:
         name: the run's name, part of temp names.
         liveness_files: files that exist while the run lives, one per store.
-        source: file that the split's source was handed over in.
-        order: `.npy` file, int64 (N,): slot -> index in the source.
+        inputs: file with the split's source and order, written by `save_inputs`.
         works: the split's work folder in each store.
         geometries: one per store.
         options: how to decode.
@@ -47,8 +54,7 @@ class ChunkTask:
 
     name: str
     liveness_files: tuple[str, ...]
-    source: str
-    order: str
+    inputs: str
     works: tuple[str, ...]
     geometries: tuple[Geometry, ...]
     options: DecodeOptions
@@ -57,7 +63,7 @@ class ChunkTask:
     parent_pid: int | None
 
     def check_alive(self) -> None:
-        """Raise RunGoneError when the parent or the run is no more: whoever comes next may be writing here already."""
+        """Raise RunGoneError when the parent or the run is gone: the next run may be writing here already."""
         if self.parent_pid is not None and self.parent_pid not in (os.getppid(), os.getpid()):
             raise RunGoneError(self.name)
         if not all(os.path.exists(liveness_file) for liveness_file in self.liveness_files):
@@ -85,9 +91,42 @@ class ChunkResult:
     seconds: float
 
 
+def save_inputs(path: Path, source: Source, order: np.ndarray) -> None:
+    """Write what workers read from: a file that only this run's workers load, under a name that nobody can guess.
+
+    Args:
+        path: of the file.
+        source: its classes may come from a script or a notebook.
+        order: int64 (N,), slot -> index in the source.
+
+    Raises:
+        UsageError: a part of the source can't be pickled.
+    """
+    arrays: list[np.ndarray] = []
+
+    def stays_in_pickle(buffer: pickle.PickleBuffer) -> bool:
+        data = buffer.raw()
+        if data.nbytes < MIN_MAPPED_BYTES or len(arrays) == MAX_MAPPED_ARRAYS:
+            return True
+        arrays.append(np.frombuffer(data, np.uint8))
+        return False
+
+    try:
+        pickled = cloudpickle.dumps((source, order), protocol=5, buffer_callback=stays_in_pickle)
+    except Exception as error:  # whatever a user's own objects raise
+        raise UsageError(
+            f"the samples can't be sent to worker processes ({one_line(error)}); pass paths, bytes or arrays"
+        ) from error
+    with atomic_file(path) as file:
+        joblib.dump((pickled, arrays), file)
+
+
 @functools.lru_cache(maxsize=2)
-def _open_inputs(source: str, order: str, run_name: str) -> tuple[Source, np.ndarray]:
-    return shared_pickle.load(source), np.load(order, mmap_mode="r")
+def load_inputs(path: str) -> tuple[Source, np.ndarray]:
+    """The source and the order of a file by `save_inputs`; their large arrays are read-only maps of it."""
+    pickled, arrays = joblib.load(path, mmap_mode="r")
+    source, order = pickle.loads(pickled, buffers=arrays)
+    return source, order
 
 
 def _check_software(wanted: dict[str, str]) -> None:
@@ -100,7 +139,7 @@ def _check_software(wanted: dict[str, str]) -> None:
             )
 
 
-def convert_chunk(run: ChunkTask, chunk: int) -> ChunkResult:
+def convert_chunk(task: ChunkTask, chunk: int) -> ChunkResult:
     """Read, decode, resize and write one chunk in every size, then its receipts.
 
     Bad samples are zero-filled and noted in the receipt; what to do about them is decided at commit.
@@ -108,83 +147,62 @@ def convert_chunk(run: ChunkTask, chunk: int) -> ChunkResult:
     Raises:
         Error: the run is gone, the software differs, or the chunk can't be written.
     """
-    run.check_alive()
-    _check_software(run.software)
+    task.check_alive()
+    _check_software(task.software)
     try:
-        source, order = _open_inputs(run.source, run.order, run.name)
-        return _convert_chunk(run, chunk, source, order)
+        return _convert_chunk(task, chunk)
     except FileNotFoundError as error:
-        run.check_alive()
+        task.check_alive()
         raise Error(
             f"{error.filename}: gone; the work folder was removed while converting: rerun the same command"
         ) from None
     except OSError as error:
-        where = error.filename or run.works[0]
+        where = error.filename or task.works[0]
         raise Error(f"{where}: {error.strerror or error}; mend that and rerun the same command to go on") from None
 
 
-def _convert_chunk(run: ChunkTask, chunk: int, source: Source, order: np.ndarray) -> ChunkResult:
+def _convert_chunk(task: ChunkTask, chunk: int) -> ChunkResult:
     start = time.monotonic()
-    first = chunk * run.chunk_images
-    indices = np.array(order[first : first + run.chunk_images])
-    works = [SplitWork(Path(work)) for work in run.works]
+    source, order = load_inputs(task.inputs)
+    first = chunk * task.chunk_images
+    indices = np.array(order[first : first + task.chunk_images])
+    works = [SplitWork(Path(work)) for work in task.works]
     stamps = source.change_stamps(indices)
-    sizes = np.zeros((len(indices), 2), np.int64)
+    sizes = np.zeros((len(indices), 2), np.int32)
     bad: list[dict[str, Any]] = []
-    modes: dict[str, int] = {}
+    modes: Counter[str] = Counter()
     warnings = 0
     with contextlib.ExitStack() as stack:
         files = [
             stack.enter_context(
                 ChunkWriter(
-                    stack.enter_context(atomic_file(work.chunk(chunk), temp_id=run.name, check=run.check_alive)),
+                    stack.enter_context(atomic_file(work.chunk(chunk), temp_id=task.name, check=task.check_alive)),
                     geometry,
-                    run.chunk_images,
+                    task.chunk_images,
                 )
             )
-            for work, geometry in zip(works, run.geometries, strict=True)
+            for work, geometry in zip(works, task.geometries, strict=True)
         ]
         for position, index in enumerate(indices):
-            run.check_alive()
+            task.check_alive()
             places = [file.next_slot() for file in files]
             try:
-                decoded = decode_into(source.read(int(index)), run.geometries, places, run.options)
+                decoded = decode_into(source.read(int(index)), task.geometries, places, task.options)
             except BadSample as sample:
                 for place in places:
                     place[:] = 0
                 bad.append({"slot": first + position, "reason": sample.reason, "detail": sample.detail})
             else:
                 sizes[position] = decoded.height, decoded.width
-                modes[decoded.mode] = modes.get(decoded.mode, 0) + 1
+                modes[decoded.mode] += 1
                 warnings += decoded.warnings
             for file in files:
                 file.mark_filled()
         for file in files:
-            file.finish(run.chunk_images - len(indices))
-    for work, geometry, file in zip(works, run.geometries, files, strict=True):
-        status = os.stat(work.chunk(chunk))
-        receipt = {
-            "chunk": chunk,
-            "size": geometry.size,
-            "sha256": file.sha256,
-            "sums": file.sums.tolist(),
-            "squares": file.squares.tolist(),
-            "file": [status.st_size, status.st_mtime_ns],
-            "bad": bad,
-            "modes": dict(sorted(modes.items())),
-            "warnings": warnings,
-            "source_size": sizes.tolist(),
-            "stamps": stamps.tolist(),
-        }
-        write_json(work.receipt(chunk), receipt, indent=None, check=run.check_alive)
+            file.finish(task.chunk_images - len(indices))
+    for work, file in zip(works, files, strict=True):
+        receipt = Receipt(
+            file.sha256, file.sums.tolist(), file.squares.tolist(), bad, dict(modes), warnings, sizes, stamps
+        )
+        write_receipt(work, chunk, receipt, task.check_alive)
     return ChunkResult(chunk, len(indices), len(bad), time.monotonic() - start)
-
-
-def load_receipt(work: SplitWork, chunk: int) -> dict[str, Any] | None:
-    """A chunk's receipt, or None when the chunk isn't finished or its file is not the one that the receipt tells of."""
-    try:
-        receipt: dict[str, Any] = json.loads(work.receipt(chunk).read_bytes())
-        status = os.stat(work.chunk(chunk))
-        return receipt if receipt["file"] == [status.st_size, status.st_mtime_ns] else None
-    except (OSError, ValueError, KeyError):
-        return None

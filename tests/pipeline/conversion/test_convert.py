@@ -276,11 +276,11 @@ def test_another_source_is_refused(source: Path, tmp_path: Path) -> None:
     shutil.copytree(source, folder)
     run(folder, store, part="1/2")
     os.rename(folder / "train" / "cat" / "001.jpg", folder / "train" / "cat" / "zzz.jpg")
-    with pytest.raises(Error, match="the source's files are others now"):
+    with pytest.raises(Error, match="the source has other files now"):
         run(folder, store)
     os.rename(folder / "train" / "cat" / "zzz.jpg", folder / "train" / "cat" / "001.jpg")
     os.rename(folder / "train" / "cat" / "001.jpg", folder / "train" / "dog" / "a.jpg")
-    with pytest.raises(Error, match="the source's files are others now"):
+    with pytest.raises(Error, match="the source has other files now"):
         run(folder, store)
 
 

@@ -59,5 +59,5 @@ def test_first_difference_names_the_field() -> None:
         first_difference({"geometry": {"size": 256}}, {"geometry": {"size": 224}})
         == "geometry.size was 256, is 224 now"
     )
-    assert first_difference({"keys": "aa"}, {"keys": "bb"}) == "the source's files are others now"
+    assert first_difference({"keys": "aa"}, {"keys": "bb"}) == "the source has other files now"
     assert first_difference({}, {"new": 1}) == "new was None, is 1 now"
