@@ -27,6 +27,9 @@ _FILES = {  # the value of `shtab.FILE`, which needn't be installed
 }
 
 
+_SHELLS = [f"shtab-{shell}" for shell in ("bash", "zsh", "tcsh")]
+
+
 class Parser(argparse.ArgumentParser):
     """Wrong use is one line on standard error, and exit code 2."""
 
@@ -51,6 +54,9 @@ class Parser(argparse.ArgumentParser):
 
 
 class _PrintCompletion(argparse.Action):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{**options, "default": argparse.SUPPRESS})
+
     def __call__(self, parser: argparse.ArgumentParser, args: Any, value: Any, option: str | None = None) -> None:
         try:
             import shtab
@@ -89,16 +95,8 @@ def _parsers(prog: str) -> tuple[Parser, dict[str, Parser]]:
         epilog="exit codes: 0 success, 1 failed check or job, 2 wrong use, 130, 143, 141: Ctrl-C, SIGTERM, no reader",
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    shells = [f"shtab-{shell}" for shell in ("bash", "zsh", "tcsh")]
     text = "print a script that completes this command in a shell"
-    parser.add_argument(
-        "--print_completion",
-        choices=shells,
-        action=_PrintCompletion,
-        metavar="SHELL",
-        default=argparse.SUPPRESS,
-        help=text,
-    )
+    parser.add_argument("--print_completion", choices=_SHELLS, action=_PrintCompletion, metavar="SHELL", help=text)
     _common(parser, False)
     adder = parser.add_subparsers(required=True, dest="command", metavar="COMMAND")
     commands: dict[str, Parser] = {}
@@ -108,7 +106,7 @@ def _parsers(prog: str) -> tuple[Parser, dict[str, Parser]]:
         commands[name] = adder.add_parser(name, help=text, description=text, epilog=epilog)
         return commands[name]
 
-    _add_convert(command("convert", *_CONVERT))
+    _add_convert(command)
     _add_others(command)
     for name, made in commands.items():
         _common(made, argparse.SUPPRESS)  # so that what stands before the command's name counts, too
@@ -127,15 +125,11 @@ def _common(parser: Parser, default: Any) -> None:
     parser.add_argument("--debug", action="store_true", default=default, help="show the traceback of an error")
 
 
-_CONVERT = (
-    "Convert a dataset into a store, or go on with an interrupted conversion.",
-    "/data/imagenet data/imagenet-256.zarr",
-    "photos 'data/photos-{size}.zarr' --size 160 --size 224 --on-error skip",
-)
-
-
-def _add_convert(parser: Parser) -> None:
+def _add_convert(command: Callable[..., Parser]) -> None:
     """SRC, DST and a flag for each field of `ConvertOptions`, with its docstring as help."""
+    text = "Convert a dataset into a store, or go on with an interrupted conversion."
+    several = "photos 'data/photos-{size}.zarr' --size 160 --size 224 --on-error skip"
+    parser = command("convert", text, "/data/imagenet data/imagenet-256.zarr", several)
     parser.place("src", "folder, archives, manifest, parquet, or torchvision:NAME")
     parser.place("dst", "the store to write; holds {size} when there are several sizes")
     texts = {param.arg_name: param.description for param in docstring_parser.parse_from_object(ConvertOptions).params}
@@ -152,25 +146,17 @@ def _add_convert(parser: Parser) -> None:
 
 
 def _add_others(command: Callable[..., Parser]) -> None:
-    commit = command("commit", "Commit a conversion whose parts are all done.", "data/imagenet-256.zarr")
+    name = "data/imagenet-256.zarr"
+    commit = command("commit", "Commit a conversion whose parts are all done.", name)
     commit.place("dst", "the store being written")
     commit.flag("--on-error", "as for convert", choices=ON_ERROR, default="stop")
 
-    info = command(
-        "info",
-        "Describe a store, or without one the installed software.",
-        "data/imagenet-256.zarr",
-        "data/imagenet-256.zarr --json",
-    )
+    info = command("info", "Describe a store, or without one the installed software.", name, f"{name} --json")
     info.place("store", "the store's folder", nargs="?")
     info.flag("--json", "print JSON", action="store_true")
 
-    verify = command(
-        "verify",
-        "Check every byte of a store against its digests, and samples against their source.",
-        "data/imagenet-256.zarr",
-        "data/imagenet-256.zarr --against /data/imagenet --sample 1000",
-    )
+    text = "Check every byte of a store against its digests, and samples against their source."
+    verify = command("verify", text, name, f"{name} --against /data/imagenet --sample 1000")
     verify.place("store", "the store's folder")
     text = "decode samples of SRC, from which the store was converted, again and compare pixels"
     verify.flag("--against", text, metavar="SRC", is_path=True)
@@ -178,22 +164,20 @@ def _add_others(command: Callable[..., Parser]) -> None:
     verify.flag("--source", "kind of SRC", choices=COMMAND_KINDS)
     verify.flag("--json", "print JSON", action="store_true")
 
-    copy = command(
-        "copy",
+    text, url = (
         "Copy a store with another codec: compressed for shipping, none for training.",
-        "data/imagenet-256.zarr s3://bucket/imagenet-256.zarr --codec zstd",
-        "s3://bucket/imagenet-256.zarr data/imagenet-256.zarr --codec none",
+        f"s3://bucket/{name[5:]}",
     )
+    copy = command("copy", text, f"{name} {url} --codec zstd", f"{url} {name} --codec none")
     copy.place("store", "a store, or a URL that zarr can read")
     copy.place("dst", "a folder, or a URL that zarr can write")
     copy.flag("--codec", "none for training; max is smallest", choices=CODECS, default="none")
     copy.flag("--n-jobs", "threads; -1: one per core", type=int, metavar="N", default=-1)
 
-    example = "data/imagenet-256.zarr"
-    report = command("report", "Write one HTML page to look at the dataset.", example, f"{example} --out imagenet.html")
+    report = command("report", "Write one HTML page to look at the dataset.", name, f"{name} --out imagenet.html")
     report.place("store", "the store's folder")
     report.flag("--out", "the page", metavar="FILE.html", is_path=True, shown="STORE with .html instead of .zarr")
 
-    bench = command("bench", "Measure how fast this machine reads a store.", example)
+    bench = command("bench", "Measure how fast this machine reads a store.", name)
     bench.place("store", "the store's folder")
     bench.flag("--json", "print JSON", action="store_true")

@@ -29,6 +29,10 @@ def _out(text: str) -> None:
     sys.stdout.write(text + "\n")
 
 
+def _show(args: Namespace, value: dict[str, Any], text: Callable[[dict[str, Any]], str]) -> None:
+    _out(json.dumps(value, indent=2) if args.json else text(value))
+
+
 def _run_convert(args: Namespace) -> None:
     from pipeline.conversion.api import convert
 
@@ -56,14 +60,14 @@ def _run_info(args: Namespace) -> None:
     from pipeline.commands.info import software_info, software_text, store_info, store_text
 
     value, text = (store_info(args.store), store_text) if args.store else (software_info(), software_text)
-    _out(json.dumps(value, indent=2) if args.json else text(value))
+    _show(args, value, text)
 
 
 def _run_verify(args: Namespace) -> None:
     from pipeline.commands.verify import check, result_text, verify
 
     result = verify(args.store, against=args.against, sample=args.sample, source=args.source, quiet=args.quiet)
-    _out(json.dumps(result, indent=2) if args.json else result_text(result))
+    _show(args, result, result_text)
     check(result)
 
 
@@ -81,8 +85,7 @@ def _run_report(args: Namespace) -> None:
 
 def _run_bench(args: Namespace) -> None:
     benchmark = importlib.import_module("trainer.bench.command")  # needs the extra `train`
-    result = benchmark.bench(args.store)
-    _out(json.dumps(result, indent=2) if args.json else benchmark.bench_text(result))
+    _show(args, benchmark.bench(args.store), benchmark.bench_text)
 
 
 COMMANDS: dict[str, Callable[[Namespace], None]] = {

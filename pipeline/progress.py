@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from types import TracebackType
 
 from tqdm import tqdm
 
@@ -34,14 +33,9 @@ class Progress:
         self.done = 0
         self.start = self.last_line = time.monotonic()
         self.lines = not quiet and not sys.stderr.isatty()
+        disable = quiet or self.lines
         self.bar = tqdm(
-            total=total,
-            desc=label,
-            unit="img",
-            smoothing=0.05,
-            disable=quiet or self.lines,
-            file=sys.stderr,
-            leave=False,
+            total=total, desc=label, unit="img", smoothing=0.05, disable=disable, file=sys.stderr, leave=False
         )
 
     def advance(self, num_images: int) -> None:
@@ -71,7 +65,5 @@ class Progress:
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.bar.close()

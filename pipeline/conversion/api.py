@@ -45,15 +45,9 @@ def convert(src: Any, dst: str | os.PathLike[str], **options: Any) -> Report:
     workspaces = [Workspace(path) for path in store_paths(dst, chosen.sizes)]
     _check_apart(src, workspaces)
     found = open_source(
-        src,
-        chosen.source,
-        splits=chosen.splits,
-        class_order=chosen.class_order,
-        classes=chosen.classes,
-        limit_per_class=chosen.limit_per_class,
-        check_md5=chosen.check_md5,
-        download=chosen.download,
-    )
+        src, chosen.source, splits=chosen.splits, class_order=chosen.class_order, classes=chosen.classes,
+        limit_per_class=chosen.limit_per_class, check_md5=chosen.check_md5, download=chosen.download,
+    )  # fmt: skip
     for name in found.splits:
         check_split_name(name)
     ignored = describe_ignored(found.ignored)
@@ -70,17 +64,11 @@ def convert(src: Any, dst: str | os.PathLike[str], **options: Any) -> Report:
         )
         for name, source in found.splits.items()
     ]  # fmt: skip
+    class_names = found.class_names or found.class_ids
     job = Conversion(
-        plans,
-        geometries,
-        workspaces,
-        found.class_ids,
-        found.class_names or found.class_ids,
-        chosen.decode,
-        chosen.chosen_part,
-        quiet,
+        plans, geometries, workspaces, found.class_ids, class_names, chosen.decode, chosen.chosen_part, quiet,
         chosen.verbose,
-    )
+    )  # fmt: skip
     stores = [workspace.dst for workspace in workspaces]
     describe(found, plans, geometries, stores, quiet=quiet)
     if chosen.dry_run:

@@ -36,18 +36,14 @@ def describe(
 ) -> None:
     """Say per split and size: samples, classes, bytes, files."""
     for plan in plans:
-        labelled = plan.labels[plan.labels >= 0]
-        counts = np.bincount(labelled, minlength=len(found.class_ids)) if len(labelled) else np.zeros(0, np.int64)
+        counts = np.bincount(plan.labels[plan.labels >= 0], minlength=len(found.class_ids))
+        unlabelled = plan.num_samples - int(counts.sum())
         text = f"{plan.split}: {counted(plan.num_samples, 'image')}"
-        if len(labelled):
+        if counts.any():
             classes = counted(int(np.count_nonzero(counts)), "class", "classes")
             least, most = int(counts.min()), int(counts.max())
-            span = f"{least:,}" if least == most else f"{least:,} to {most:,}"
-            text += f" of {classes} ({span} a class)"
-        unlabelled = plan.num_samples - len(labelled)
-        if unlabelled:
-            text += f", {unlabelled:,} unlabelled"
-        say(text, quiet=quiet)
+            text += f" of {classes} ({f'{least:,}' if least == most else f'{least:,} to {most:,}'} a class)"
+        say(text + (f", {unlabelled:,} unlabelled" if unlabelled else ""), quiet=quiet)
         for geometry, dst in zip(geometries, dsts, strict=True):
             say(
                 f"  {dst}/{plan.split}: {split_bytes(plan, geometry):,} bytes in "
@@ -104,17 +100,21 @@ def estimate(
     plans: Sequence[SplitPlan], geometries: Sequence[Geometry], options: DecodeOptions, n_jobs: int, *, quiet: bool
 ) -> None:
     """Decode a few seconds of samples from all over the source, and say how long a conversion would take."""
-    total = sum(plan.num_samples for plan in plans)
+    ends = np.cumsum([plan.num_samples for plan in plans])
+    total = int(ends[-1])
     places = [np.empty(geometry.image_shape, np.uint8) for geometry in geometries]
     start, done, bad = time.monotonic(), 0, 0
-    rng = np.random.default_rng(0)
-    while time.monotonic() - start < ESTIMATE_SECONDS and done < total:
-        plan = plans[int(rng.choice(len(plans), p=[plan.num_samples / total for plan in plans]))]
+    for chosen in np.random.default_rng(0).permutation(total).tolist():  # each sample once at most
+        number = int(np.searchsorted(ends, chosen, "right"))
+        plan = plans[number]
         try:
-            decode_into(plan.source.read(int(rng.integers(plan.num_samples))), geometries, places, options)
+            index = chosen - int(ends[number]) + plan.num_samples
+            decode_into(plan.source.read(index), geometries, places, options)
         except BadSample:
             bad += 1
         done += 1
+        if time.monotonic() - start > ESTIMATE_SECONDS:
+            break
     rate = done / (time.monotonic() - start)
     workers = min(joblib.effective_n_jobs(n_jobs), max(plan.num_chunks for plan in plans))  # as many as will be started
     say(

@@ -1,0 +1,18 @@
+"""What is said before the first image is converted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from folders import make_folder
+
+from pipeline import convert
+
+
+def test_a_dry_run_tries_each_sample_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = make_folder(tmp_path / "source", {"train": {"a": 9, "b": 8}, "val": {"a": 3}})
+    for name in ("train/a/001.jpg", "train/a/005.jpg", "train/b/007.jpg", "val/a/000.jpg", "val/a/002.jpg"):
+        (source / name).write_bytes(b"")
+    convert(source, tmp_path / "a.zarr", size=8, dry_run=True)
+    assert "dry run: 20 samples tried, 5 bad" in capsys.readouterr().err
