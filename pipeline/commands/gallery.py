@@ -11,7 +11,6 @@ from PIL import Image
 
 from pipeline.commands.survey import SplitSurvey, check_chunks
 from pipeline.store.format import BAD_LABEL
-from pipeline.store.reader import Split
 
 THUMB_PIXELS = 160
 PIXEL_ART = 40
@@ -86,17 +85,9 @@ def choose_pictures(survey: SplitSurvey, most: int, most_bytes: int, rng: np.ran
         slots = np.array(sorted(kept), np.int64)
     pictures, used = [], 0
     for slot in slots[draw(split.labels[slots], most, rng)].tolist():
-        uri = data_uri(_read_image(split, slot) if split.is_raw else kept[slot])
+        uri = data_uri(split.read_image(slot) if split.is_raw else kept[slot])
         used += len(uri)
         if used > most_bytes:
             break
         pictures.append(Picture(slot, uri))
     return sorted(pictures, key=lambda picture: (int(split.labels[picture.slot]), picture.slot))
-
-
-def _read_image(split: Split, slot: int) -> np.ndarray:
-    """uint8 (H, W, C), read from its file: mapping thousands of chunks for a few images would be slower."""
-    chunk, position = divmod(slot, split.chunk_images)
-    with open(split.chunk_path(chunk), "rb") as file:
-        file.seek(position * split.image_bytes)
-        return np.fromfile(file, np.uint8, split.image_bytes).reshape(split.image_shape)

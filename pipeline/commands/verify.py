@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import joblib
 import numpy as np
+import zarr
 
 from pipeline.commands.compare import compare, open_origin
 from pipeline.errors import Error, StoreError, UsageError
 from pipeline.image.statistics import channel_sums
 from pipeline.progress import Progress
 from pipeline.sources import SourceSet, open_source
-from pipeline.store.format import BAD_LABEL, SplitArrays
+from pipeline.store.format import BAD_LABEL, SMALL_ARRAYS, SplitArrays, chunk_name, single_chunk_name
 from pipeline.store.integrity import altered_arrays, check_chunk, inconsistent_arrays, read_arrays
 from pipeline.store.reader import Split, Store
 from pipeline.store.writer import channel_statistics, known_codecs
-from pipeline.text import counted
+from pipeline.text import counted, one_line
 
 
 def verify(
@@ -52,7 +54,7 @@ def verify(
         raise UsageError(f"--sample {sample}: must be a number of samples, or 0 for all")
     store = Store(path)
     names = store.splits
-    problems = list(_strangers(store)) if names else [f"{store.path}: no complete split"]
+    problems = list(_strangers(store.path, names)) if names else [f"{store.path}: no complete split"]
     splits: dict[str, dict[str, Any]] = {}
     whole = _open_whole(against, source) if against is not None and names else None
     with known_codecs():
@@ -72,9 +74,14 @@ def verify(
             if arrays is None:
                 problems += found
                 continue
-            found += [*altered_arrays(split, arrays), *inconsistent_arrays(split, arrays)]
+            found += [
+                *_strangers_in(split, arrays),
+                *altered_arrays(split, arrays),
+                *inconsistent_arrays(split, arrays),
+            ]
             origin = open_origin(split, against, source, whole) if against is not None and not found else None
             found += _check_chunks(split, arrays, quiet)
+            found += [] if found else _zarr_differences(split, arrays)
             if origin is not None and not found:
                 splits[name]["compared"], found = compare(store, split, *origin, sample, quiet)
             problems += found
@@ -82,10 +89,38 @@ def verify(
     return {"store": str(store.path), "ok": not problems, "problems": problems, "notes": notes, "splits": splits}
 
 
-def _strangers(store: Store) -> Iterator[str]:
-    for child in sorted(store.path.iterdir()):
-        if child.name != "zarr.json" and child.name not in store.splits:
+def _strangers(folder: Path, expected: Collection[str]) -> Iterator[str]:
+    for child in sorted(folder.iterdir()):
+        if child.name not in ("zarr.json", *expected):
             yield f"{child}: not a part of the store"
+
+
+def _strangers_in(split: Split, arrays: SplitArrays) -> Iterator[str]:
+    yield from _strangers(split.path, ["images", *SMALL_ARRAYS])
+    yield from _strangers(split.path / "images", {chunk_name(chunk) for chunk in range(split.num_chunks)})
+    for name, array in arrays.named().items():
+        yield from _strangers(split.path / name, [single_chunk_name(array.ndim)])
+
+
+def _zarr_differences(split: Split, arrays: SplitArrays) -> list[str]:
+    """Read the split through zarr-python, which must see the same: small arrays whole, a few images."""
+    problems = []
+    try:
+        root = zarr.open_group(str(split.store_path), mode="r")
+        if root.metadata.consolidated_metadata is not None:
+            problems.append(f"{split.store_path / 'zarr.json'}: holds consolidated_metadata, which may be out of date")
+        group: Any = zarr.open_group(str(split.path), mode="r")
+        for name, array in arrays.named().items():
+            if not np.array_equal(group[name][...], array):
+                problems.append(f"{split.path / name}: zarr-python reads other values")
+        for slot in sorted({0, split.chunk_images - 1, split.num_samples // 2, split.num_samples - 1}):
+            if split.is_raw and slot < split.num_samples:
+                same = np.array_equal(group["images"][slot], split.read_image(slot))
+                if not same:
+                    problems.append(f"{split.path / 'images'}: zarr-python reads another image in slot {slot}")
+    except Exception as error:  # whatever zarr makes of it
+        problems.append(f"{split.path}: zarr-python can't read it ({one_line(error)})")
+    return problems
 
 
 def _open_whole(against: str | os.PathLike[str], kind: str | None) -> SourceSet | None:

@@ -120,6 +120,11 @@ def chunk_name(chunk: int) -> str:
     return f"c.{chunk}.0.0.0"
 
 
+def single_chunk_name(num_dimensions: int) -> str:
+    """File name of an array's only chunk."""
+    return "c" + ".0" * num_dimensions
+
+
 def small_array_shape(name: str, num_samples: int, num_chunks: int) -> tuple[int, ...] | None:
     """Shape of a small array; None for `keys`, whose length only `key_offsets` tells."""
     shapes = {

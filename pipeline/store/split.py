@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 import os
@@ -23,6 +24,7 @@ from pipeline.store.format import (
     check_small_metadata,
     check_split_attributes,
     chunk_name,
+    single_chunk_name,
     small_array_shape,
 )
 from pipeline.store.maps import ChunkMaps
@@ -117,9 +119,14 @@ class Split:
 
     def chunk_sizes(self) -> dict[str, int]:
         """Name -> bytes of the regular files among the images' files."""
+        sizes: dict[str, int] = {}
         with os.scandir(self.path / "images") as entries:
-            stats = {entry.name: entry.stat() for entry in entries}
-        return {name: found.st_size for name, found in stats.items() if stat.S_ISREG(found.st_mode)}
+            for entry in entries:
+                with contextlib.suppress(OSError):  # such as of a link that leads nowhere
+                    found = entry.stat()
+                    if stat.S_ISREG(found.st_mode):
+                        sizes[entry.name] = found.st_size
+        return sizes
 
     def good_chunks(self) -> np.ndarray:
         """int64 (n,): numbers of the chunks whose files are there in full, as far as their sizes tell."""
@@ -168,7 +175,7 @@ class Split:
         try:
             metadata = read_metadata(folder / "zarr.json")
             shape = check_small_metadata(metadata, name, small_array_shape(name, self.num_samples, self.num_chunks))
-            file = folder / ".".join(["c", *("0" for _ in shape)])
+            file = folder / single_chunk_name(len(shape))
             wanted = math.prod(shape) * np.dtype(SMALL_ARRAYS[name]).itemsize
             size = regular_size(file) if wanted else 0  # of an empty array there is no file
         except (FileNotFoundError, NotADirectoryError) as error:
@@ -271,3 +278,10 @@ class Split:
         chunk, position = divmod(self._slot(i), self.chunk_images)
         start = position * self.image_bytes
         return self.maps.chunk(chunk)[start : start + self.image_bytes].reshape(self.image_shape)
+
+    def read_image(self, i: int) -> np.ndarray:
+        """uint8 (H, W, C): slot i's image read from its file, for a few of them without mapping all files."""
+        chunk, position = divmod(self._slot(i), self.chunk_images)
+        with open(self.chunk_path(chunk), "rb") as file:
+            file.seek(position * self.image_bytes)
+            return np.fromfile(file, np.uint8, self.image_bytes).reshape(self.image_shape)
