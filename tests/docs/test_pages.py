@@ -58,7 +58,7 @@ def test_what_stands_below_a_block_is_what_it_prints(name: str, tmp_path: Path) 
 def test_the_loop_to_migrate_to_runs(tmp_path: Path) -> None:
     images, labels = make_images(300, 256), np.arange(300) % 4
     splits = {"train": (images, labels), "val": (images[:20], labels[:20])}
-    make_store(tmp_path / "data" / "imagenet-256.zarr", splits, chunk_images=100)
+    make_store(tmp_path / "data" / "imagenet-256.zarr", splits, chunk_images=20)
     (code,) = blocks(DOCS / "migration.md", "python")
     assert run(code, tmp_path) == "1 steps an epoch; torch.Size([20, 3, 224, 224]) torch.float32\n"
 
