@@ -103,18 +103,30 @@ def _unwritable(path: Path, error: OSError) -> Error:
 
 
 def draw_curves(path: Path, lines: list[dict[str, Any]]) -> None:
-    """Losses and accuracies by epoch as a PNG, written whole or not at all."""
+    """Losses and accuracies by epoch as a PNG, written whole or not at all; the colours are those of the run report."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-    figure = Figure(figsize=(10, 4))
-    epochs = [line["epoch"] for line in lines]
-    panels = {"loss": ("train_loss", "val_loss"), "accuracy": ("val_top1", "val_top5")}
-    for axes, (title, keys) in zip(figure.subplots(1, 2), panels.items(), strict=True):
-        for key in keys:
+    ink, soft, grid, colours = "#1b1f23", "#59626d", "#ece9e2", ("#0072b2", "#d55e00")
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    loss, accuracy = figure.subplots(1, 2)
+    panels: list[tuple[Any, str, dict[str, str]]] = [
+        (loss, "Loss", {"val_loss": "validation", "train_loss": "training"}),
+        (accuracy, "Validation accuracy", {"val_top1": "top-1", "val_top5": "top-5"}),
+    ]
+    for axes, title, names in panels:
+        for (key, name), colour in zip(names.items(), colours, strict=True):
             values = [math.nan if line[key] is None else line[key] for line in lines]
-            axes.plot(epochs, values, marker=".", label=key)
-        axes.set(xlabel="epochs", title=title)
-        axes.grid(alpha=0.3)
-        axes.legend()
+            if key == "val_top5" and set(values) == {1.0}:
+                continue  # says nothing: with five classes or fewer it is always 1
+            axes.plot([line["epoch"] for line in lines], values, color=colour, linewidth=2, marker=".", label=name)
+        axes.set_title(title, loc="left", color=ink, fontweight="bold")
+        axes.set_xlabel("epoch", color=soft)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        axes.grid(axis="y", color=grid)
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.tick_params(colors=soft, length=0)
+        axes.legend(frameon=False, labelcolor=ink)
+    accuracy.yaxis.set_major_formatter(PercentFormatter(xmax=1))
     with atomic_file(path) as file:
         figure.savefig(file, format="png", dpi=120)

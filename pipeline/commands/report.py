@@ -89,7 +89,6 @@ def render_report(store: Store, surveys: list[SplitSurvey], pictures: list[list[
     sections = [(f"split-{number}", survey.name) for number, survey in enumerate(surveys)]
     sections += [("classes", "Classes")] if has_table else []
     sections += [("disk", "Disk use"), ("checks", "Verification"), ("provenance", "Recipe and provenance")]
-    root = {name: store.attrs[name] for name in ("format", "format_version", "geometry")}
     return render(
         TEMPLATE,
         eyebrow="Dataset report",
@@ -98,15 +97,8 @@ def render_report(store: Store, surveys: list[SplitSurvey], pictures: list[list[
         store=store,
         surveys=surveys,
         splits=[split_values(store, survey, chosen) for survey, chosen in zip(surveys, pictures, strict=True)],
-        num_valid=sum(survey.split.num_valid for survey in surveys),
-        num_bad=sum(survey.num_bad for survey in surveys),
-        total_bytes=sum(survey.disk.total_bytes for survey in surveys),
-        image_bytes=sum(survey.disk.image_bytes for survey in surveys),
-        raw_bytes=sum(survey.disk.raw_bytes for survey in surveys),
-        is_raw=all(survey.split.is_raw for survey in surveys),
-        is_damaged=any(survey.problems for survey in surveys),
         recipe=_recipe(surveys),
-        root=json.dumps(root, indent=2),
+        root=json.dumps({name: store.attrs[name] for name in ("format", "format_version", "geometry")}, indent=2),
     )
 
 

@@ -20,23 +20,6 @@ from pipeline.text import as_text
 MOST_NAMED_CLASSES = 40
 EXTREME_CLASSES = 5
 LISTED_BAD = 50
-MODES = {
-    "RGB": "red, green, blue",
-    "L": "gray",
-    "LA": "gray with alpha",
-    "RGBA": "RGB with alpha",
-    "RGBX": "RGB with padding",
-    "P": "palette",
-    "PA": "palette with alpha",
-    "CMYK": "printing inks",
-    "YCbCr": "luma and chroma",
-    "1": "black and white",
-    "I;16": "16-bit gray",
-    "I;16B": "16-bit gray, big-endian",
-    "I": "32-bit integers",
-    "F": "32-bit floats",
-    "LAB": "CIE L*a*b*",
-}
 
 
 def split_values(store: Store, survey: SplitSurvey, pictures: list[Picture]) -> dict[str, Any]:
@@ -45,7 +28,6 @@ def split_values(store: Store, survey: SplitSurvey, pictures: list[Picture]) -> 
     bad = [(entry["slot"], str(entry["key"]), entry["reason"]) for entry in attrs.get("bad_samples", [])[:LISTED_BAD]]
     keys = [as_text(survey.split.key(picture.slot)) for picture in pictures]
     folder = _shared_folder([*keys, *(key for _, key, _ in bad)])
-    modes = sorted(attrs.get("source_modes", {}).items(), key=lambda item: -item[1])
     return {
         "survey": survey,
         "key_folder": folder,
@@ -55,7 +37,7 @@ def split_values(store: Store, survey: SplitSurvey, pictures: list[Picture]) -> 
         ],
         "classes": _classes(store, survey.classes) if survey.classes.num_labelled else None,
         "sizes": _sizes(survey.sizes) if survey.sizes else None,
-        "modes": [(mode, MODES.get(mode, ""), number) for mode, number in modes],
+        "modes": sorted(attrs.get("source_modes", {}).items(), key=lambda item: -item[1]),
         "channels": list(zip(_channels(len(mean)), mean, survey.split.std, strict=True)),
         "reasons": [(code, BAD_SAMPLE_REASONS.get(code, ""), number) for code, number in survey.bad_reasons.items()],
         "bad": [(slot, key.removeprefix(folder), reason) for slot, key, reason in bad],
@@ -92,15 +74,12 @@ def _channels(num: int) -> list[str]:
 
 
 def _classes(store: Store, classes: ClassSurvey) -> dict[str, Any]:
-    smallest, few, median, many, largest = classes.quantiles()
-    num = len(classes.counts)
+    smallest, _, median, _, largest = classes.quantiles()
 
     def rows(labels: np.ndarray) -> list[tuple[int, str, int]]:
         return [(label, class_text(store, label), int(classes.counts[label])) for label in labels.tolist()]
 
-    is_named = num <= MOST_NAMED_CLASSES
-    values = {"num": num, "smallest": smallest, "median": median, "largest": largest, "few": few, "many": many}
-    chart = None
+    is_named, chart = len(classes.counts) <= MOST_NAMED_CLASSES, None
     if not is_named and largest > smallest:
         label = (
             f"Samples per class, classes sorted by size: the largest has {count(largest)}, the median {count(median)}, "
@@ -108,16 +87,12 @@ def _classes(store: Store, classes: ClassSurvey) -> dict[str, Any]:
         )
         chart = profile(classes.counts[classes.by_size], label, "classes, the largest first", "samples")
     return {
-        **values,
-        "unlabelled": classes.num_unlabelled,
-        "num_empty": len(classes.empty),
-        "first_empty": [class_text(store, label) for label in classes.empty[:5].tolist()],
-        "named": rows(np.arange(num)) if is_named else [],
+        "survey": classes,
+        "named": rows(np.arange(len(classes.counts))) if is_named else [],
         "chart": chart,
-        "extremes": [
-            (f"The {EXTREME_CLASSES} largest", rows(classes.by_size[:EXTREME_CLASSES])),
-            (f"The {EXTREME_CLASSES} smallest", rows(classes.by_size[::-1][:EXTREME_CLASSES])),
-        ],
+        "first_empty": [class_text(store, label) for label in classes.empty[:5].tolist()],
+        "largest": rows(classes.by_size[:EXTREME_CLASSES]),
+        "smallest": rows(classes.by_size[::-1][:EXTREME_CLASSES]),
     }
 
 

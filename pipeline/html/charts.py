@@ -106,19 +106,12 @@ class Plot:
     height: int = 250
     width: int = 440
     left: int = 52
+    right: int = 426
     top: int = 12
-
-    @property
-    def right(self) -> int:
-        return self.width - 14
 
     @property
     def bottom(self) -> int:
         return self.height - 42
-
-    @property
-    def middle(self) -> int:
-        return (self.top + self.bottom) // 2
 
     def x(self, value: float) -> float:
         return round(self.left + self.x_axis.position(value) * (self.right - self.left), 1)
@@ -216,17 +209,12 @@ class Series:
     is_thin: bool = False
 
     @property
-    def stroke(self) -> str:
-        dash = DASHES[self.number // NUM_COLOURS % len(DASHES)]
-        return f"stroke:var(--s{self.number % NUM_COLOURS});stroke-dasharray:{dash}"
+    def colour(self) -> str:
+        return f"var(--s{self.number % NUM_COLOURS})"
 
     @property
-    def fill(self) -> str:
-        return f"fill:var(--s{self.number % NUM_COLOURS})"
-
-    @property
-    def weight(self) -> str:
-        return "line thin" if self.is_thin else "line"
+    def dashes(self) -> str:
+        return DASHES[self.number // NUM_COLOURS % len(DASHES)]
 
 
 def lines(

@@ -91,16 +91,6 @@ def share(part: float, whole: float) -> str:
     return f"{value:.{digits}f}%"
 
 
-def percent(value: float) -> str:
-    """76.13%"""
-    return f"{value:.2%}"
-
-
-def short_percent(value: float) -> str:
-    """For axes: 76.1%"""
-    return f"{100 * value:.3g}%"
-
-
 def shorten(text: str, most: int = LONGEST_NAME) -> str:
     """Printable text of at most about `most` characters."""
     return printable(text, most)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.html.charts import Axis, Series, legend, linear_axis, lines
-from pipeline.html.page import SIZE_UNITS, count, percent, render, short_percent, unit_of
+from pipeline.html.page import SIZE_UNITS, count, render, unit_of
 from trainer.report.records import RunRecord, compare_configs
 
 TEMPLATE = Path(__file__).with_name("runs.html")
@@ -63,16 +63,19 @@ def figures_of(runs: Sequence[RunRecord]) -> dict[str, Figure]:
     def largest(key: str) -> float:
         return max((value for run in runs for value in run.finite(key)), default=0.0) or 1.0
 
+    def short_percent(value: float) -> str:
+        return f"{100 * value:.3g}%"
+
     size, unit = unit_of(largest("peak_memory_bytes"), SIZE_UNITS)
     digits = max(0, 3 - math.floor(math.log10(largest("lr"))))
     figures = {
         "train_loss": Figure("Train loss", "{:.4f}".format),
         "val_loss": Figure("Val. loss", "{:.4f}".format),
-        "val_top1": Figure("Top-1", percent, short_percent),
-        "val_top5": Figure("Top-5", percent, short_percent),
+        "val_top1": Figure("Top-1", "{:.2%}".format, short_percent),
+        "val_top5": Figure("Top-5", "{:.2%}".format, short_percent),
         "lr": Figure("LR", lambda value: f"{value:.{digits}f}"),
         "images_per_second": Figure("Images/s", count),
-        "data_wait_share": Figure("Data wait", percent, short_percent),
+        "data_wait_share": Figure("Data wait", "{:.2%}".format, short_percent),
         "peak_memory_bytes": Figure(
             f"Peak memory, {unit}", lambda value: f"{value / size:.2f}", lambda value: f"{value / size:.3g} {unit}"
         ),
@@ -91,13 +94,6 @@ def render_report(runs: Sequence[RunRecord]) -> bytes:
         TEMPLATE,
         eyebrow="Training report",
         title=f"{count(len(runs))} runs" if several else runs[0].name,
-        sections=[
-            ("curves", "Curves"),
-            ("speed", "Throughput"),
-            ("config", "Configuration"),
-            ("code", "Code and machines"),
-            ("epochs", "All epochs"),
-        ],
         runs=runs,
         several=several,
         models=list(dict.fromkeys(str(run.config["model"]) for run in runs if "model" in run.config)),
@@ -122,25 +118,20 @@ def _tiles(runs: Sequence[RunRecord], figures: dict[str, Figure]) -> list[tuple[
     several, planned = len(runs) > 1, runs[0].config.get("epochs")
     rest = "in all" if several else "" if planned is None else f"of {planned}"
     made = [("Epochs", count(sum(len(run.epochs) for run in runs)), rest)]
-    best: list[tuple[str, str, Callable[..., Any], Callable[[RunRecord], tuple[float | None, str]]]] = [
-        ("Best top-1", "val_top1", max, lambda run: _best(run, "val_top1", max)),
-        ("Lowest validation loss", "val_loss", min, lambda run: _best(run, "val_loss", min)),
-        ("Fastest" if several else "Speed", "images_per_second", max,
-         lambda run: (run.median("images_per_second"), "images/s")),
-        ("Least data wait" if several else "Data wait", "data_wait_share", min,
-         lambda run: (run.median("data_wait_share"), "of the time")),
-    ]  # fmt: skip
-    for name, key, better, find in best:
-        found = [(*find(run), run.name) for run in runs if find(run)[0] is not None]
+    for name, single, key, remark, better in (
+        ("Best top-1", "", "val_top1", "", max),
+        ("Lowest validation loss", "", "val_loss", "", min),
+        ("Fastest", "Speed", "images_per_second", "images/s", max),
+        ("Least data wait", "Data wait", "data_wait_share", "of the time", min),
+    ):
+        found = [(run.median(key), 0, run) if remark else (*run.best(key, lowest=better is min), run) for run in runs]
+        found = [one for one in found if one[0] is not None]
         if found:
-            value, remark, run_name = better(found, key=lambda one: one[0])
-            made.append((name, figures[key].text(value), f"{remark} · {run_name}" if several else remark))
+            value, epoch, run = better(found, key=lambda one: one[0])
+            remark = remark or f"epoch {epoch}"
+            title = name if several else single or name
+            made.append((title, figures[key].text(value), f"{remark} · {run.name}" if several else remark))
     return made
-
-
-def _best(run: RunRecord, key: str, better: Callable[..., Any]) -> tuple[float | None, str]:
-    value, epoch = run.best(key, lowest=better is min)
-    return value, f"epoch {epoch}"
 
 
 def _counts(runs: Sequence[RunRecord], num_datasets: int) -> list[tuple[str, str, str]]:
