@@ -2,23 +2,80 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-from typing import Any
+from operator import index
+from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from pipeline.errors import StoreError, UsageError
+from pipeline.store.format import BAD_LABEL
 from pipeline.store.maps import will_need
 from pipeline.store.reader import Split, Store, open_store
-from trainer.order import DEFAULT_WINDOW, centre_offsets, check_seed, crop_offsets, epoch_order
-from trainer.reading.copy_crops import copy_crops_numpy
+from trainer.order import DEFAULT_WINDOW, centre_offsets, check_seed, crop_offsets, epoch_order, weighted_order
+from trainer.reading.copy_crops import copy_crops
 from trainer.reading.read_ahead import DiskWatch
 
 ORDERS = ("random", "windowed")
 
 
-class RankPartitionedDataset(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
+class FixedArguments:
+    """Attributes whose names are in `_fixed` are set once: what was computed from them would fit no other value."""
+
+    _fixed: ClassVar[frozenset[str]]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._fixed and name in self.__dict__:
+            raise AttributeError(f"{type(self).__name__}.{name} can't be changed; make a new {type(self).__name__}")
+        super().__setattr__(name, value)
+
+
+def _checked_indices(given: npt.ArrayLike, split: Split) -> np.ndarray:
+    """int64 (N,), read-only, of slots that hold a served sample."""
+    indices = np.asarray(given)
+    if indices.ndim != 1 or indices.dtype.kind not in "iu" or len(indices) == 0:
+        raise UsageError(
+            f"indices: must be a list of at least one slot, not {indices.dtype} {indices.shape} (of a mask take "
+            "np.flatnonzero)"
+        )
+    wrong = np.flatnonzero((indices < 0) | (indices >= split.num_samples))
+    if len(wrong) == 0:
+        indices = indices.astype(np.int64)
+        wrong = np.flatnonzero(split.labels[indices] == BAD_LABEL)
+    if len(wrong):
+        slot = indices[wrong[0]]
+        why = "a bad sample" if 0 <= slot < split.num_samples else f"outside 0..{split.num_samples - 1}"
+        raise UsageError(f"indices: slot {slot} of {split.path} is {why}; take some of Split.valid_slots")
+    indices.flags.writeable = False
+    return indices
+
+
+def _checked_weights(given: npt.ArrayLike, num_samples: int) -> np.ndarray:
+    """float64 (N,), read-only."""
+    weights = np.array(given, np.float64)
+    if weights.shape != (num_samples,) or not (weights >= 0).all() or not 0 < weights.sum() < np.inf:
+        raise UsageError(
+            f"weights {weights.shape}: must be one for each of the {num_samples} samples, finite, 0 or more, and not "
+            "all 0"
+        )
+    weights.flags.writeable = False
+    return weights
+
+
+def _fingerprint(split: Split, *chosen: np.ndarray | None) -> str:
+    """The split's own, or with a subset or weights one that changes with them."""
+    if all(array is None for array in chosen):
+        return split.fingerprint
+    digest = hashlib.sha256(split.fingerprint.encode())
+    for array in chosen:
+        digest.update(b"-" if array is None else array.tobytes())
+    return digest.hexdigest()
+
+
+class RankPartitionedDataset(FixedArguments, torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
     """Samples of one rank, as (image, label): uint8 (C, H, W), a fresh writable copy of the crop, and int.
 
     With N served samples and P ranks, rank r's sample i is `order[r + i * P]`: in training there are N // P of them and
@@ -35,15 +92,26 @@ class RankPartitionedDataset(torch.utils.data.Dataset[tuple[torch.Tensor, int]])
         train: shuffled order and random crops; None means True for the split `train` and False for others.
         order: `random`, or `windowed` for disks that hate random reads (see `trainer.order.epoch_order`).
         window: chunks per window of the windowed order.
+        indices: int (N,), the store slots to serve, some perhaps several times; all served samples by default. In
+            evaluation they keep this order.
+        weights: float (N,), for training: each epoch draws N of the samples with replacement, in proportion to their
+            weights, keyed by (seed, epoch). A sample has one crop in an epoch, however often it is served.
 
     Attributes:
         num_samples: N.
+        fingerprint: of the samples, subset and weights included; part of the data's state in checkpoints.
         crop_shape: (rows, columns, channels) of the images served.
+
+    Arguments are attributes too, which can't be changed.
 
     Raises:
         UsageError: an argument that can't work with this store, in one line.
         StoreError: a damaged store, or later one that was replaced by another.
     """
+
+    _fixed: ClassVar[frozenset[str]] = frozenset(
+        ("rank", "world_size", "seed", "crop", "train", "order", "window", "indices", "weights")
+    ) | frozenset(("num_samples", "crop_shape", "fingerprint"))
 
     def __init__(
         self,
@@ -57,19 +125,25 @@ class RankPartitionedDataset(torch.utils.data.Dataset[tuple[torch.Tensor, int]])
         train: bool | None = None,
         order: str = "random",
         window: int | None = None,
+        indices: npt.ArrayLike | None = None,
+        weights: npt.ArrayLike | None = None,
     ) -> None:
         opened = (store if isinstance(store, Store) else open_store(store))[split]
         self._split: Split | None = opened
-        self._where = (str(opened.store_path), split)
+        self._where = (os.path.abspath(opened.store_path), split)  # workers may have another working directory
         self._identity = (opened.fingerprint, opened.image_shape, opened.chunk_images)
-        self.rank, self.world_size, self.seed, self.crop = rank, world_size, seed, crop
+        self.rank, self.world_size, self.seed = index(rank), index(world_size), index(seed)
+        self.crop = None if crop is None else index(crop)
         self.train = split == "train" if train is None else train
         self.order = order
-        self.window = DEFAULT_WINDOW if window is None else window
-        self.num_samples = opened.num_valid
+        self.window = DEFAULT_WINDOW if window is None else index(window)
+        self.indices = None if indices is None else _checked_indices(indices, opened)
+        self.num_samples = opened.num_valid if self.indices is None else len(self.indices)
+        self.weights = None if weights is None else _checked_weights(weights, self.num_samples)
+        self.fingerprint = _fingerprint(opened, self.indices, self.weights)
         self._check(opened)
         height, width, channels = opened.image_shape
-        self.crop_shape = (height, width, channels) if crop is None else (crop, crop, channels)
+        self.crop_shape = (height, width, channels) if self.crop is None else (self.crop, self.crop, channels)
         # Shared memory without a name, because persistent workers hold a copy of everything else.
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
         self._slots: tuple[int, np.ndarray] | None = None
@@ -97,6 +171,10 @@ class RankPartitionedDataset(torch.utils.data.Dataset[tuple[torch.Tensor, int]])
             raise UsageError(f"order {self.order!r}: must be {' or '.join(ORDERS)}")
         if self.window < 1:
             raise UsageError(f"window {self.window}: must be at least 1 chunk")
+        if self.weights is not None and (not self.train or self.order != "random"):
+            raise UsageError(
+                "weights: only for training, in random order; leave them out, or choose samples by indices"
+            )
         check_seed(self.seed)
 
     @property
@@ -122,12 +200,19 @@ class RankPartitionedDataset(torch.utils.data.Dataset[tuple[torch.Tensor, int]])
         check_seed(self.seed, epoch)
         self._epoch[0] = epoch
 
+    @property
+    def slots(self) -> np.ndarray:
+        """int64 (N,): the store slots of the samples before they are shuffled."""
+        return self.split.valid_slots if self.indices is None else self.indices
+
     def epoch_slots(self, epoch: int) -> np.ndarray:
         """int64 (N,): the store slots of all ranks' samples in the order of the epoch."""
         if not self.train:
-            return self.split.valid_slots
+            return self.slots
+        if self.weights is not None:
+            return self.slots[weighted_order(self.seed, epoch, self.weights)]
         chunk_images = self.split.chunk_images if self.order == "windowed" else None
-        return self.split.valid_slots[epoch_order(self.seed, epoch, self.num_samples, chunk_images, self.window)]
+        return self.slots[epoch_order(self.seed, epoch, self.num_samples, chunk_images, self.window)]
 
     def crop_positions(self, slots: np.ndarray, epoch: int) -> np.ndarray:
         """int64 (n,): the byte where each sample's crop begins, counted through all chunks end to end."""
@@ -182,7 +267,7 @@ class RankPartitionedDataset(torch.utils.data.Dataset[tuple[torch.Tensor, int]])
                 will_need(maps.locate(positions, self.crop_extent), self.crop_extent)
             for i, label in enumerate(self.split.labels[slots].tolist()):
                 image_hwc = np.empty(self.crop_shape, np.uint8)
-                copy_crops_numpy(maps, positions[i : i + 1], image_hwc[None], stride)
+                copy_crops(maps, positions[i : i + 1], image_hwc[None], stride)
                 samples.append((torch.from_numpy(image_hwc).permute(2, 0, 1), label))
         return samples
 

@@ -23,6 +23,9 @@ DEFAULT_WINDOW = 16
 STREAM_TOP, STREAM_LEFT = 0, 1
 """Streams of `uniform` that place the crop; the trainer's augmentations take numbers from 2 on."""
 
+STREAM_DRAW = 2**32 - 1
+"""Stream of `uniform` that draws samples by weight."""
+
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -74,6 +77,21 @@ def epoch_order(
         return _shuffle(bits, num_samples)
     window_of_chunk = _window_of_chunk(bits, num_samples, chunk_images, window)
     return _shuffle(bits, num_samples, window_of_chunk[np.arange(num_samples) // chunk_images])
+
+
+def weighted_order(seed: int, epoch: int, weights: np.ndarray) -> np.ndarray:
+    """An epoch of as many samples as there are weights, each drawn with a probability in proportion to its weight.
+
+    Args:
+        weights: float64 (N,), none below 0, their sum above 0 and finite.
+
+    Returns:
+        int64 (N,): samples 0 .. N - 1 in the order of the draws, with replacement.
+    """
+    check_seed(seed, epoch)
+    sums = np.cumsum(weights)
+    draws = np.searchsorted(sums, uniform(seed, epoch, np.arange(len(weights)), STREAM_DRAW) * sums[-1], "right")
+    return np.minimum(draws, np.flatnonzero(weights)[-1])  # where rounding leads past the last
 
 
 def window_bounds(seed: int, epoch: int, num_samples: int, chunk_images: int, window: int | None = None) -> np.ndarray:

@@ -4,11 +4,13 @@
     2. On Linux on x86-64 with a C compiler, gets pillow-simd's source, compiles its resize (`resize.c` here), with
        AVX2 where this processor has it, and installs that as the distribution `pillow-simd-resize`. Takes some ten
        seconds; does nothing when it is there already.
-    3. Checks everything in a fresh process: `python -m pipeline.image.check` and `pip check`.
+    3. On Linux with a C compiler, compiles the copy of crops (`copy.c`) for this processor, and installs that as
+       `efficient-imagenet-copy`. It needs no other source.
+    4. Checks everything in a fresh process: `python -m pipeline.image.check` and `pip check`.
 
-No headers but the C library's are needed. Without a compiler, or when something fails, Pillow resizes: a line says
-what is lost, and the exit code is 0. Exit code 1: PIL itself is broken. `pipeline/image/resize.py` says why pillow-simd
-isn't laid over Pillow.
+No headers but the C library's are needed. Without a compiler, or when something fails, Pillow resizes and numpy copies:
+a line says what is lost, and the exit code is 0. Exit code 1: PIL itself is broken. `pipeline/image/resize.py` says why
+pillow-simd isn't laid over Pillow.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from pipeline.compiled.library import CPU_FLAGS, RESIZE, SOURCES, Build, Library, cpu_flags, installed
+from pipeline import __version__
+from pipeline.compiled.library import COPY, CPU_FLAGS, RESIZE, SOURCES, Build, Library, cpu_flags, installed, load
 from pipeline.compiled.pillow import file_problems, pil_owners
 
 RELEASE = "12.1.1.post0"
@@ -188,12 +191,31 @@ def install_resize() -> None:
         raise
 
 
+def install_copy() -> None:
+    """Install the copy of crops for this machine; a BuildError says why not."""
+    if not sys.platform.startswith("linux"):
+        raise BuildError(f"it is built for Linux only, this is {sys.platform}")
+    instructions = next((name for name, flag in CPU_FLAGS.items() if flag in cpu_flags()), "any")
+    build = Build(__version__, instructions, COPY.source_digest)
+    if installed(COPY) == build and load(COPY)[0] is not None:
+        return
+    say(f"building the copy of crops, {build}")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        compile_library(COPY, [f"-m{instructions}"] if instructions in CPU_FLAGS else [], folder)
+        pip("install", "--quiet", "--no-deps", "--no-index", "--force-reinstall", str(pack(COPY, build, folder)))
+
+
 def main() -> int:
     try:
         repair_pillow()
         install_resize()
     except BuildError as error:
         say(f"without pillow-simd: {error}")
+    try:
+        install_copy()
+    except BuildError as error:
+        say(f"without the compiled copy: {error}; numpy copies crops, less than half as fast")
     return run_checks()
 
 

@@ -50,6 +50,7 @@ class Library:
 
 
 _int, _float, _pointer, _size = ctypes.c_int, ctypes.c_float, ctypes.c_void_p, ctypes.c_size_t
+_int64 = ctypes.c_int64
 RESIZE = Library(
     "resize",
     "pillow-simd-resize",
@@ -62,6 +63,15 @@ RESIZE = Library(
         "simd_resize_scratch": (_size, _int, _int, _int),
         "simd_resize_instructions": (ctypes.c_char_p,),
         "simd_channel_sums": (None, _pointer, _size, _int, _pointer),
+    },
+)
+COPY = Library(
+    "copy",
+    "efficient-imagenet-copy",
+    ("copy.c",),
+    {
+        "copy_crops": (None, _pointer, _int64, _pointer, *[_int64] * 4),
+        "advise": (None, _pointer, _pointer, _int64, _int),
     },
 )
 

@@ -18,8 +18,7 @@ of their own that looks into this one, and install without dependencies:
         terminaltables pytorch-pfn-extras assertpy imgcat opencv-python-headless
     /tmp/peers/bin/python -m tests.bench.loading
 
-(and numba in the release that goes with this environment's llvmlite). What it gave on 2 EPYC and on 2 Xeon cores
-is the README's table.
+(FFCV needs numba, too.) What it gave on 2 EPYC and on 2 Xeon cores is the README's table.
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ import torch
 
 from tests.bench.peers import BATCH, CROP, PEERS, Images
 from tests.bench.synthetic import random_store
-from trainer.bench.machine import describe, run_threads
+from trainer.bench.machine import describe
+from trainer.bench.passes import bare_copy
 from trainer.dataset import RankPartitionedDataset
 from trainer.loader import Loader
-from trainer.reading.copy_crops import aligned_empty, copy_crops
 
 OURS = "Efficient ImageNet, 1 thread"
 
@@ -73,8 +72,8 @@ def compare(folder: Path, num_images: int, seconds: float, peers: list[str]) -> 
     images = Images(data.split)
     labels = data.split.labels.astype(np.int64)
     own: dict[str, Callable[[], float]] = {
-        "bare copy, 1 thread": lambda: bare_copy(data, 1, seconds / 2),
-        "bare copy, 2 threads": lambda: bare_copy(data, 2, seconds / 2),
+        "bare copy, 1 thread": lambda: bare_copy(data, BATCH, 1, seconds / 2),
+        "bare copy, 2 threads": lambda: bare_copy(data, BATCH, 2, seconds / 2),
         OURS: steady(lambda: loaders[1], seconds / 2),
         "Efficient ImageNet, 2 threads": steady(lambda: loaders[2], seconds / 2),
     }
@@ -123,30 +122,6 @@ def steady(epoch: Callable[[], Iterable[Any]], seconds: float) -> Callable[[], f
         return count / elapsed
 
     return measure
-
-
-def bare_copy(data: RankPartitionedDataset, threads: int, seconds: float) -> float:
-    """The ceiling: the same crops by bare calls of the compiled copy into batches that exist already."""
-    positions = data.crop_positions(data.epoch_slots(0), 0)
-    batches = len(positions) // BATCH
-    addresses = data.split.maps.locate(positions, data.crop_extent)[: batches * BATCH].reshape(batches, BATCH)
-    shape = (BATCH, *data.crop_shape)
-    rings = [[aligned_empty(int(np.prod(shape))).reshape(shape) for _ in range(3)] for _ in range(threads)]
-    for ring in rings:
-        for batch in ring:
-            batch[:] = 0
-    counts = [0] * threads
-    start = time.perf_counter()
-
-    def work(thread: int) -> None:
-        k = thread
-        while time.perf_counter() - start < seconds:
-            copy_crops(addresses[k % batches], rings[thread][k % 3], data.row_stride)
-            counts[thread] += BATCH
-            k += threads
-
-    run_threads(threads, work)
-    return sum(counts) / (time.perf_counter() - start)
 
 
 def table(result: dict[str, Any]) -> str:

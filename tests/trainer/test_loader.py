@@ -25,9 +25,12 @@ from hypothesis import strategies as st
 from stores import make_images, make_store
 
 from pipeline.errors import UsageError
-from trainer import loader as loader_module
+from pipeline.store.maps import ChunkMaps
 from trainer.dataset import RankPartitionedDataset
 from trainer.loader import Loader
+from trainer.order import window_bounds
+from trainer.reading import copy_crops as kernel
+from trainer.reading import prefetcher as prefetcher_module
 from trainer.reading import read_ahead as readahead
 
 NUM, BAD = 131, [0, 64, 130]
@@ -353,7 +356,7 @@ def test_an_error_in_a_thread_reaches_the_caller(store, monkeypatch):
         if next(calls) == 5:
             raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(loader_module, "copy_crops", copy_crops)
+    monkeypatch.setattr(prefetcher_module, "copy_crops", copy_crops)
     loader = make(store, loader={"threads": 2})
     iterator = iter(loader)
     with pytest.raises(OSError, match="Input/output error"):
@@ -423,7 +426,7 @@ def test_a_new_iteration_ends_the_one_before(store):
 
 def test_close_wakes_a_waiting_caller(store, monkeypatch):
     held = threading.Event()
-    monkeypatch.setattr(loader_module, "copy_crops", lambda *args: held.wait(60))
+    monkeypatch.setattr(prefetcher_module, "copy_crops", lambda *args: held.wait(60))
     loader = make(store)
     errors: list[BaseException] = []
 
@@ -435,7 +438,7 @@ def test_close_wakes_a_waiting_caller(store, monkeypatch):
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    while loader._run is None:
+    while loader._prefetcher is None:
         pass
     closing = threading.Thread(target=loader.close)
     closing.start()
@@ -565,16 +568,17 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 def test_cold_crops_are_asked_for_once_and_before_they_are_copied(store, recorder, monkeypatch):
     monkeypatch.setattr(readahead, "AHEAD_BYTES", 1)
     copied: list[np.ndarray] = []
-    real = loader_module.copy_crops
+    real = prefetcher_module.copy_crops
 
-    def copy_crops(addresses: np.ndarray, *args: Any) -> None:
+    def copy_crops(chunks: ChunkMaps, positions: np.ndarray, *args: Any) -> None:
+        addresses = chunks.locate(positions, 1)
         asked = np.concatenate(recorder.asked[1:])
         assert set(addresses.tolist()) <= set(asked.tolist())
         assert len(asked) <= (len(copied) + 2) * 8  # no more than a batch ahead
-        copied.append(addresses.copy())
-        real(addresses, *args)
+        copied.append(addresses)
+        real(chunks, positions, *args)
 
-    monkeypatch.setattr(loader_module, "copy_crops", copy_crops)
+    monkeypatch.setattr(prefetcher_module, "copy_crops", copy_crops)
     served(make(store, crop=8))
     assert np.array_equal(np.concatenate(recorder.asked[1:]), np.concatenate(copied))
     assert len(recorder.asked[0]) <= 2 * 16  # the samples tried first
@@ -597,7 +601,7 @@ def test_where_reads_are_not_counted_everything_is_asked_for(store, recorder, mo
 @pytest.mark.parametrize(("world_size", "local"), [(1, 1), (2, 2), (4, 2), (4, 1)])
 def test_windowed_reading_is_sequential_and_shared_by_a_machines_ranks(store, recorder, world_size, local):
     whole = RankPartitionedDataset(store, order="windowed", window=4)
-    bounds = readahead.window_bounds(0, 0, 128, 8, 4)
+    bounds = window_bounds(0, 0, 128, 8, 4)
     order = whole.epoch_slots(0)
     machine_of = np.arange(128) % world_size // local
     for machine in range(world_size // local):
@@ -644,7 +648,7 @@ def test_a_cold_cache_is_read_right(tmp_path):
 def test_without_a_compiler_the_same_comes_out(store, monkeypatch):
     loader = make(store, crop=7)
     want = [images.clone() for images, _ in loader]
-    monkeypatch.setattr(loader_module, "compiled", lambda: None)
+    monkeypatch.setattr(kernel, "compiled", lambda: None)
     loader.set_epoch(0)
     for (images, _), other in zip(loader, want, strict=True):
         assert torch.equal(images, other)
@@ -657,10 +661,8 @@ LIMIT_SCRIPT = """
 import resource, sys
 import numpy as np, torch
 from trainer.dataset import RankPartitionedDataset
-from trainer.reading.copy_crops import compiled
 from trainer.loader import Loader
 torch.set_num_threads(1)
-compiled()
 data = RankPartitionedDataset({store!r}, crop=112)
 split_bytes = data.num_samples * 128 * 128 * 3
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))
@@ -688,7 +690,6 @@ def test_data_twice_the_size_of_memory(tmp_path):
 FLAT_SCRIPT = """
 import torch
 from trainer.dataset import RankPartitionedDataset
-from trainer.reading.copy_crops import compiled
 from trainer.loader import Loader
 
 def private() -> int:
@@ -697,7 +698,6 @@ def private() -> int:
     return int(status["RssAnon"].split()[0]) * 1024
 
 torch.set_num_threads(1)
-compiled()
 before = private()
 loader = Loader(RankPartitionedDataset({store!r}, crop=224), 256, threads=2)
 used = []

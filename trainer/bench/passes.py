@@ -50,12 +50,12 @@ class Measurement:
         """A Dataset of those samples alone, with maps of its own."""
         from trainer.dataset import RankPartitionedDataset
 
+        slots = self.split.valid_slots[: self.count]
+        store, name = self.split.store_path, self.split.name
         data = RankPartitionedDataset(
-            self.split.store_path, self.split.name, crop=crop, train=True, order=order, window=self.window
+            store, name, crop=crop, train=True, order=order, window=self.window, indices=slots
         )
-        data.split.valid_slots = data.split.valid_slots[: self.count]  # replaces the cached property's value
         data.split.labels = np.zeros_like(data.split.labels)  # an unlabelled split is as fast
-        data.num_samples = self.count
         return data
 
     def warm(self, crops: Sequence[int]) -> list[dict[str, Any]]:
@@ -89,39 +89,9 @@ class Measurement:
         return rows
 
     def _copy_pass(self, crop: int, threads: int) -> Callable[[], float]:
-        """The ceiling: the same crops copied by bare calls into batches that exist already."""
-        from trainer.reading.copy_crops import aligned_empty, compiled, copy_crops, copy_crops_numpy
-
+        """The ceiling: the same crops copied by bare calls."""
         data = self.data(crop)
-        shape = (self.batch_size, *data.crop_shape)
-        batches = self.count // self.batch_size
-        positions = data.crop_positions(data.epoch_slots(0), 0)[: batches * self.batch_size]
-        positions = positions.reshape(batches, -1)
-        addresses = data.split.maps.locate(positions, data.crop_extent)
-        rings = [[aligned_empty(int(np.prod(shape))).reshape(shape) for _ in range(3)] for _ in range(threads)]
-        for ring in rings:
-            for batch in ring:
-                batch[:] = 0
-
-        def measure() -> float:
-            counts = [0] * threads
-            start = time.perf_counter()
-
-            def work(thread: int) -> None:
-                for k in itertools.count(thread):
-                    out = rings[thread][k % 3]
-                    if compiled() is not None:
-                        copy_crops(addresses[k % batches], out, data.row_stride)
-                    else:
-                        copy_crops_numpy(data.split.maps, positions[k % batches], out, data.row_stride)
-                    counts[thread] += self.batch_size
-                    if time.perf_counter() - start > PASS_SECONDS:
-                        return
-
-            run_threads(threads, work)
-            return sum(counts) / (time.perf_counter() - start)
-
-        return measure
+        return lambda: bare_copy(data, self.batch_size, threads, PASS_SECONDS)
 
     def _loader_pass(self, loader: Any, threads: int) -> Callable[[], float]:
         def measure() -> float:
@@ -233,6 +203,31 @@ class Measurement:
         seconds = time.perf_counter() - start
         loader.close()
         return seconds, images
+
+
+def bare_copy(data: RankPartitionedDataset, batch_size: int, threads: int, seconds: float) -> float:
+    """Images per second of bare copies of an epoch's crops into batches that exist already; what a loader can reach."""
+    from trainer.reading.batch_pool import aligned_empty
+    from trainer.reading.copy_crops import copy_crops
+
+    shape = (batch_size, *data.crop_shape)
+    batches = data.num_samples // batch_size
+    positions = data.crop_positions(data.epoch_slots(0), 0)[: batches * batch_size].reshape(batches, batch_size)
+    outs = [[aligned_empty(int(np.prod(shape))).reshape(shape) for _ in range(3)] for _ in range(threads)]
+    for out in itertools.chain(*outs):
+        out[:] = 0
+    counts = [0] * threads
+    start = time.perf_counter()
+
+    def work(thread: int) -> None:
+        for k in itertools.count(thread, threads):
+            copy_crops(data.split.maps, positions[k % batches], outs[thread][k % 3], data.row_stride)
+            counts[thread] += batch_size
+            if time.perf_counter() - start > seconds:
+                return
+
+    run_threads(threads, work)
+    return sum(counts) / (time.perf_counter() - start)
 
 
 def _images_in_memory(split: Split) -> int:

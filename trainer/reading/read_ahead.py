@@ -6,15 +6,12 @@ import contextlib
 import sys
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import numpy as np
 
-from trainer.order import window_bounds
+from pipeline.store.maps import ChunkMaps
 from trainer.reading.copy_crops import will_need
-
-if TYPE_CHECKING:
-    from trainer.dataset import RankPartitionedDataset
 
 AHEAD_BYTES = 64_000_000
 """Bytes, but at least one batch, that a rank asks for beyond the batch being copied: enough that a disk's queue never
@@ -65,86 +62,91 @@ class DiskWatch:
         self._quiet = QUIET_BATCHES if reads is not None and disk_reads() == reads else 0
 
 
-class ReadAhead:
-    """Asks the kernel for the bytes of coming batches; shared by the threads of one epoch.
+class ReadingPlan(NamedTuple):
+    """What a rank reads in an epoch, and when."""
 
-    Random order: a batch asks for the crops of the batches after it. Windowed order: it asks for a part of the next
-    window, in the store's sequence. There, the ranks of one machine divide the window's samples that any of them
-    needs, each reading one run of it for all (the page cache is common).
+    positions: np.ndarray
+    """int64 (n,), where what is read begins, in the order of reading: bytes counted through all chunks end to end."""
+    extent: int
+    """Bytes read at each."""
+    begin: np.ndarray
+    """int64 (batches,): how many of the positions are past when a batch's copy begins."""
+    end: np.ndarray
+    """int64 (batches,): how many must have been asked for then."""
+    gap: int = 0
+    """Ranges at most so many bytes apart are read as one."""
+
+
+def random_plan(positions: np.ndarray, extent: int, batch_size: int) -> ReadingPlan:
+    """Each batch asks for the crops of the batches after it.
 
     Args:
-        data: the Dataset.
-        epoch: the epoch.
+        positions: int64 (n,), where this rank's crops begin, in the order in which they are served.
+        extent: bytes of a crop in the store.
+    """
+    begin = np.arange(0, len(positions), batch_size)
+    return ReadingPlan(positions, extent, begin, begin + batch_size + max(batch_size, AHEAD_BYTES // extent))
+
+
+def windowed_plan(
+    order: np.ndarray,
+    bounds: np.ndarray,
+    first: int,
+    batch_size: int,
+    image_bytes: int,
+    *,
+    rank: int,
+    world_size: int,
+    local_world_size: int,
+) -> ReadingPlan:
+    """Each batch asks for a part of the next window, in the store's sequence.
+
+    The ranks of one machine divide a window's samples that any of them needs: each reads one run of it for all (the
+    page cache is common).
+
+    Args:
         order: int64 (N,), the store slots of all ranks in the epoch's order.
+        bounds: int64 (windows + 1,), where its windows begin and end.
         first: position in `order` of the first batch.
-        addresses: int64 (S,), where the crops of this rank's samples begin, from the first batch on.
-        batch_size: samples per batch.
         local_world_size: ranks on this machine, consecutive ones.
+    """
+    machine_of = np.arange(len(order)) % world_size // local_world_size
+    shares = []  # for each window int64 (n,), the slots that this rank reads
+    for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+        slots = np.sort(order[start:stop][machine_of[start:stop] == rank // local_world_size])
+        shares.append(np.array_split(slots, local_world_size)[rank % local_world_size])
+    read = np.cumsum([0, *map(len, shares)])  # (windows + 1,), before each window
+    batches = len(range(first + rank, len(order), world_size * batch_size))
+    served = np.minimum(first + np.arange(1, batches + 1) * batch_size * world_size, bounds[-1])
+    window = np.searchsorted(bounds, served) - 1
+    # at the k-th part of a window, the k-th part of the next one
+    windows = np.arange(len(bounds))
+    end = np.interp(np.interp(served, bounds, windows) + 1, windows, read).astype(np.int64)
+    return ReadingPlan(np.concatenate(shares) * image_bytes, image_bytes, read[window], end, _WINDOW_GAP)
+
+
+class ReadAhead:
+    """Asks the kernel for the bytes of coming batches; shared by the threads of one epoch.
 
     Attributes:
         disk: tells whether asking is worth its time.
     """
 
-    def __init__(
-        self,
-        data: RankPartitionedDataset,
-        epoch: int,
-        order: np.ndarray,
-        first: int,
-        addresses: np.ndarray,
-        batch_size: int,
-        local_world_size: int = 1,
-    ) -> None:
-        self._data, self._first, self._addresses = data, first, addresses
-        self._batch_size, self._local = batch_size, local_world_size
-        self._bounds: np.ndarray | None = None
-        if data.train and data.order == "windowed":
-            self._bounds = window_bounds(data.seed, epoch, data.num_samples, data.split.chunk_images, data.window)
-            self._order = order
-        self._ahead = max(batch_size, AHEAD_BYTES // data.crop_extent)  # samples
-        self._asked = 0.0  # samples of `addresses`, or windows and parts of a window
-        self._share: tuple[int, np.ndarray] = -1, order[:0]
+    def __init__(self, chunks: ChunkMaps, plan: ReadingPlan) -> None:
+        self._chunks, self._plan = chunks, plan
+        self._asked = 0
         self._lock = threading.Lock()
         self.disk = DiskWatch()
-        self.disk.try_samples(addresses, data.crop_extent)
+        self.disk.try_samples(chunks.locate(plan.positions, plan.extent), plan.extent)
 
     def ask(self, batch: int) -> None:
-        """Ask for what is due when the batch's copy begins."""
+        """Ask for what is due when the batch's copy begins; others wait, as what they would copy is just being read."""
+        plan = self._plan
         if not self.disk.cold:
             return
-        if self._bounds is not None:
-            with self._lock:  # others wait: what they would copy is just being read
-                self._ask_window(batch)
-            return
         with self._lock:
-            begin = max(int(self._asked), batch * self._batch_size)
-            end = max((batch + 1) * self._batch_size + self._ahead, begin)
-            self._asked = end
-        if begin < len(self._addresses):
-            will_need(self._addresses[begin:end], self._data.crop_extent)
-
-    def _ask_window(self, batch: int) -> None:
-        """Keep asking one window ahead: at the k-th part of a window for the k-th part of the next one."""
-        assert self._bounds is not None
-        position = min(self._first + (batch + 1) * self._batch_size * self._data.world_size, self._bounds[-1])
-        window = int(np.searchsorted(self._bounds, position, "left")) - 1
-        part = (position - self._bounds[window]) / (self._bounds[window + 1] - self._bounds[window])
-        begin, end = max(self._asked, window), window + 1 + part
-        self._asked = max(begin, end)
-        for w in range(int(begin), min(int(np.ceil(end)), len(self._bounds) - 1)):
-            share = self._window_share(w)
-            cut = [round(min(max(edge - w, 0.0), 1.0) * len(share)) for edge in (begin, end)]
-            image_bytes = self._data.split.image_bytes
-            addresses = self._data.split.maps.locate(share[cut[0] : cut[1]] * image_bytes, image_bytes)
-            will_need(addresses, image_bytes, _WINDOW_GAP)
-
-    def _window_share(self, window: int) -> np.ndarray:
-        """int64 (n,): the slots of a window that this rank reads for its machine, ascending."""
-        assert self._bounds is not None
-        if self._share[0] != window:
-            rank, world_size = self._data.rank, self._data.world_size
-            places = np.arange(self._bounds[window], self._bounds[window + 1])
-            machine = places % world_size // self._local == rank // self._local
-            slots = np.sort(self._order[places[machine]])
-            self._share = window, np.array_split(slots, self._local)[rank % self._local]
-        return self._share[1]
+            begin = max(self._asked, int(plan.begin[batch]))
+            self._asked = max(begin, int(plan.end[batch]))
+            positions = plan.positions[begin : self._asked]
+            if len(positions):
+                will_need(self._chunks.locate(positions, plan.extent), plan.extent, plan.gap)

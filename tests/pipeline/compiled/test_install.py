@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from pipeline import __version__
 from pipeline.compiled import install as install_resizer
 from pipeline.compiled.install import BuildError
-from pipeline.compiled.library import RESIZE, SOURCES, Build, Library
+from pipeline.compiled.library import COPY, RESIZE, SOURCES, Build, Library
 
 BUILD = Build("12.1.1.post0", "avx2", RESIZE.source_digest)
 
@@ -101,6 +102,7 @@ def test_failed_build_leaves_pillow_and_says_so(
         raise BuildError("pip download: error: no network")
 
     calls: list[tuple[str, ...]] = []
+    monkeypatch.setattr(install_resizer, "install_copy", lambda: None)
     monkeypatch.setattr(install_resizer, "wanted_build", lambda: Build("99", "avx2", "c0000000"))
     monkeypatch.setattr(install_resizer, "compiler", lambda: ["cc"])
     monkeypatch.setattr(install_resizer, "fetch_source", fail)
@@ -140,3 +142,18 @@ def test_nothing_to_do_builds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(install_resizer, "resize_works", lambda: True)
     monkeypatch.setattr(install_resizer, "fetch_source", None)
     install_resizer.install_resize()
+
+
+@pytest.mark.parametrize(("flags", "instructions"), [({"avx2"}, "avx2"), ({"sse4_2"}, "sse4"), (set(), "any")])
+def test_the_copy_is_built_for_any_processor_without_other_sources(monkeypatch, flags, instructions):
+    calls: list[tuple[str, ...]] = []
+    monkeypatch.setattr(install_resizer, "cpu_flags", lambda: frozenset(flags))
+    monkeypatch.setattr(install_resizer, "installed", lambda library: None)
+    monkeypatch.setattr(install_resizer, "pip", lambda *arguments: calls.append(arguments))
+    install_resizer.install_copy()
+    assert [call[0] for call in calls] == ["install"]
+    assert f"efficient_imagenet_copy-{__version__}+{instructions}.{COPY.source_digest}" in calls[0][-1]
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(BuildError, match="no C compiler"):
+        install_resizer.install_copy()
