@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -40,13 +41,12 @@ def open_origin(
         f"expected is the SRC that {split.store_path} was converted from: a source of kind {made_of} with a split "
         f"{split.name} of {counted(split.num_samples, 'sample')}, such as {example}"
     )
+    name = "train" if "val_split" in split.attrs["recipe"] and split.name == "val" else split.name  # drawn from train
     try:
-        if whole is None or split.name not in whole.splits:
-            found = open_source(against, kind, splits=[split.name])
-        else:
-            found = whole
+        found = whole if whole and name in whole.splits else open_source(against, kind, splits=[name])
     except UsageError as error:
         raise UsageError(f"--against {against}: {error}; {expected}") from None
+    found = replace(found, splits={split.name: found.splits[name]})
     origin = found.splits[split.name]
     by_key = {origin.key(i): i for i in range(len(origin))}
     index = np.array([by_key.get(split.key(slot), -1) for slot in range(split.num_samples)], np.int64)

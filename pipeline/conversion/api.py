@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,8 @@ def convert(src: Any, dst: str | os.PathLike[str], **options: Any) -> Report:
     _check_apart(src, workspaces)
     found = open_source(
         src, chosen.source, splits=chosen.splits, class_order=chosen.class_order, classes=chosen.classes,
-        limit_per_class=chosen.limit_per_class, check_md5=chosen.check_md5, download=chosen.download,
+        val_split=chosen.val_split, limit_per_class=chosen.limit_per_class, check_md5=chosen.check_md5,
+        download=chosen.download,
     )  # fmt: skip
     for name in found.splits:
         check_split_name(name)
@@ -56,6 +58,8 @@ def convert(src: Any, dst: str | os.PathLike[str], **options: Any) -> Report:
     for line in lines:
         say(line, quiet=quiet)
     recipe = {"source": found.kind, "max_pixels": chosen.max_pixels, "background": list(chosen.decode.background)}
+    if chosen.val_split:
+        recipe["val_split"] = asdict(chosen.val_split)
     software = software_versions()
     plans = [
         make_plan(

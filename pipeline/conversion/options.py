@@ -13,7 +13,7 @@ from pipeline.conversion.backends import BACKENDS
 from pipeline.conversion.workdir import Part
 from pipeline.errors import UsageError
 from pipeline.image.decode import DecodeOptions
-from pipeline.sources import SOURCE_KINDS
+from pipeline.sources import SOURCE_KINDS, ValSplit
 from pipeline.store.geometry import CHANNELS, FILTERS, FITS, Geometry
 
 ON_ERROR = ("stop", "skip")
@@ -30,7 +30,7 @@ class ConvertOptions:
     """The flags of `convert`, with underscores for dashes.
 
     Attributes made of them: `sizes` (ascending), `geometries` (one for each size), `splits` (None for all),
-    `chosen_part` and `decode`.
+    `chosen_part`, `val_split` and `decode`.
 
     Raises:
         UsageError: a value that can't work; the line names the flag, the value and what is allowed.
@@ -68,12 +68,16 @@ class ConvertOptions:
     """keep only the class ids listed in FILE, one a line"""
     class_order: str | Path | None = field(default=None, metadata={"metavar": "FILE|numeric", "is_path": True})
     """label order other than sorted ids"""
+    val_fraction: float | None = _flag(None, "F", type=float)
+    """draw this share of each class of train as val, by key and seed; for a SRC without val"""
+    val_per_class: int | None = _flag(None, "N", type=int)
+    """draw N samples of each class as val; with --val-fraction at least N"""
     limit_per_class: int | None = _flag(None, "N", type=int)
     """at most N samples a class and split"""
     no_shuffle: bool = False
     """keep the source's order in train splits, too"""
     seed: int = _flag(0, "SEED")
-    """seed of the shuffle"""
+    """seed of the shuffle, and of the draw of val"""
     chunk_mb: float = _flag(100.0, "MB")
     """size of a chunk file in 10^6 bytes"""
     overwrite: bool = False
@@ -100,6 +104,8 @@ class ConvertOptions:
             ("chunk_mb", 0 < self.chunk_mb < math.inf, "more than 0"),
             ("max_pixels", self.max_pixels > 0, "more than 0"),
             ("seed", self.seed >= 0, "0 or more"),
+            ("val_fraction", self.val_fraction is None or 0 < self.val_fraction < 1, "above 0 and below 1"),
+            ("val_per_class", self.val_per_class is None or self.val_per_class > 0, "1 or more"),
         ):
             if not good:
                 raise _wrong(name, getattr(self, name), wanted)
@@ -114,6 +120,8 @@ class ConvertOptions:
         if self.quiet and self.verbose:
             raise UsageError("--quiet and --verbose contradict each other; give one of them")
         self.splits = [self.split] if isinstance(self.split, str) else self.split
+        asked = self.val_fraction is not None or self.val_per_class is not None
+        self.val_split = ValSplit(self.val_fraction or 0.0, self.val_per_class or 0, self.seed) if asked else None
         self.chosen_part = None if self.part is None else Part.parse(self.part)
         self.decode = DecodeOptions(max_pixels=self.max_pixels)
         geometry = (self.fit, self.filter, self.channels, self.exif_transpose)

@@ -23,11 +23,12 @@ from pipeline.sources.parquet import open_parquet
 from pipeline.sources.sequence import open_sequence
 from pipeline.sources.tar import open_tar
 from pipeline.sources.torchvision_sets import open_torchvision
+from pipeline.sources.val_split import ValSplit, draw_val
 from pipeline.sources.webdataset import open_webdataset
 from pipeline.store.format import UNLABELLED
 from pipeline.text import counted
 
-__all__ = ["SOURCE_KINDS", "UNLABELLED", "Source", "SourceSet", "open_source"]
+__all__ = ["SOURCE_KINDS", "UNLABELLED", "Source", "SourceSet", "ValSplit", "open_source"]
 
 SOURCE_KINDS = (
     "folder",
@@ -49,6 +50,7 @@ def open_source(
     splits: Sequence[str] | None = None,
     class_order: str | Path | None = None,
     classes: str | Path | None = None,
+    val_split: ValSplit | None = None,
     limit_per_class: int | None = None,
     check_md5: bool = False,
     download: bool = False,
@@ -64,6 +66,7 @@ def open_source(
             split gets the one name that is asked for.
         class_order: `numeric`, or a file of class ids in label order.
         classes: a file of the class ids to keep.
+        val_split: what a val split takes of a source that has none; None for no such split.
         limit_per_class: keep that many samples of each class in each split.
         check_md5: compare the official ImageNet archives with their known MD5 sums first.
         download: let torchvision fetch what is missing.
@@ -92,6 +95,8 @@ def open_source(
         found = _without_empty(subset.choose_classes(found, classes), splits)
     if class_order is not None:
         found = subset.order_classes(found, class_order)
+    if val_split is not None:
+        found = draw_val(found, val_split)
     if limit_per_class is not None:
         found = subset.limit_per_class(found, limit_per_class)
     _refuse_empty(found)
