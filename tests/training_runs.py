@@ -92,5 +92,10 @@ def epochs_done(out: Path) -> int:
     return len(metrics(out)) if (out / "metrics.jsonl").exists() else 0
 
 
+def checkpoint(out: Path) -> dict[str, Any]:
+    """The newest checkpoint in a run's folder."""
+    return torch.load(out / "last.pt", weights_only=True)
+
+
 def metrics(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]

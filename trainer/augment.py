@@ -110,41 +110,82 @@ def shift(images: Tensor, top: np.ndarray, left: np.ndarray, pad: int) -> Tensor
 
 
 class DeviceTransform:
-    """Turns uint8 batches (n, C, H, W) into the model's normalised float batches (n, 3, h, w), channels_last.
+    """Turns uint8 batches into the model's batches, on the device that holds them: augment, then normalise.
+
+    Example:
+        transform = DeviceTransform(store["train"].mean, store["train"].std, device="cuda", flip=0.5)
+        for images, labels in loader:
+            x = transform.training(images, loader.indices, epoch)    # evaluation: transform.evaluation(images)
 
     Args:
-        mean, std: per channel, of pixels divided by 255; one channel is repeated to three.
-        device: where batches are.
+        mean, std: per channel, of pixels divided by 255; of one channel three equal ones are made.
+        device: where the batches are.
+        seed: decides, with epoch and slot, what happens to a sample.
+        flip: probability of the horizontal flip.
+        pad: shift by up to so many pixels, borders reflected.
+        min_area: smallest share of the image's area that a random resized crop takes; None for no resampling.
     """
 
-    def __init__(self, config: Config, mean: Sequence[float], std: Sequence[float], device: torch.device) -> None:
-        if config.normalize == "imagenet":
-            mean, std = IMAGENET_MEAN, IMAGENET_STD
+    def __init__(
+        self,
+        mean: Sequence[float],
+        std: Sequence[float],
+        *,
+        device: str | torch.device = "cpu",
+        seed: int = 0,
+        flip: float = 0.0,
+        pad: int = 0,
+        min_area: float | None = None,
+    ) -> None:
         # a channel that never changes (std 0) stays 0 instead of becoming infinite
         self._scale = (1 / (255 * torch.tensor(std).clamp(min=1e-3))).view(-1, 1, 1).to(device)
         self._mean = (255 * torch.tensor(mean)).view(-1, 1, 1).to(device)
-        self._config = config
+        self.seed, self.flip, self.pad, self.min_area = seed, flip, pad, min_area
+
+    def training(self, images: Tensor, slots: np.ndarray, epoch: int, crop: int | None = None) -> Tensor:
+        """Augmented and normalised.
+
+        Args:
+            images: uint8 (n, C, H, W).
+            slots: int64 (n,), the samples' store slots (`loader.indices`).
+            crop: side of the resized crops in pixels, H by default; without `min_area` sizes stay.
+
+        Returns:
+            float32 (n, 3, h, w), channels_last.
+        """
+        return self.normalise(*self.augment(images, slots, epoch, crop))
 
     def evaluation(self, images: Tensor) -> Tensor:
-        images = ((images - self._mean) * self._scale).expand(-1, 3, -1, -1)
-        return images.contiguous(memory_format=torch.channels_last)
+        """Normalised only: uint8 (n, C, H, W) to float32 (n, 3, H, W), channels_last."""
+        return self.normalise(images)
 
-    def training(self, images: Tensor, slots: np.ndarray, epoch: int, crop: int) -> Tensor:
-        """With augmentation; slots int64 (n,), `crop` the size that rrc resamples to."""
-        config, seed = self._config, self._config.seed
-        mirrored = torch.from_numpy(uniform(seed, epoch, slots, FLIP) < config.flip)
-        mirrored = mirrored.to(images.device, non_blocking=True)
-        if config.augment == "rrc":
+    def augment(
+        self, images: Tensor, slots: np.ndarray, epoch: int, crop: int | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The first half of `training`: pixels (n, C, h, w), 0 to 255, and which of them are still to be mirrored."""
+        draws = torch.from_numpy(uniform(self.seed, epoch, slots, FLIP) < self.flip)
+        mirrored = draws.to(images.device, non_blocking=True)
+        if self.min_area is not None:
             height, width = images.shape[2:]
-            boxes = resized_crop_boxes(seed, epoch, slots, (height, width), config.rrc_scale)
-            return self.evaluation(resized_crop(images, boxes, crop, mirrored).float())
-        if config.pad:
-            top = (uniform(seed, epoch, slots, SHIFT_TOP) * (2 * config.pad + 1)).astype(np.int64)
-            left = (uniform(seed, epoch, slots, SHIFT_LEFT) * (2 * config.pad + 1)).astype(np.int64)
-            images = shift(images, top, left, config.pad)
-        if config.flip:
-            images = torch.where(mirrored[:, None, None, None], images.flip(3), images)
-        return self.evaluation(images)
+            boxes = resized_crop_boxes(self.seed, epoch, slots, (height, width), self.min_area)
+            return resized_crop(images, boxes, crop or height, mirrored).float(), None
+        if self.pad:
+            top = (uniform(self.seed, epoch, slots, SHIFT_TOP) * (2 * self.pad + 1)).astype(np.int64)
+            left = (uniform(self.seed, epoch, slots, SHIFT_LEFT) * (2 * self.pad + 1)).astype(np.int64)
+            images = shift(images, top, left, self.pad)
+        return images, mirrored if self.flip else None
+
+    def normalise(self, pixels: Tensor, mirrored: Tensor | None = None) -> Tensor:
+        """The second half: mirror where asked, bool (n,), and normalise. Tensors only, so it can be compiled."""
+        if mirrored is not None:
+            pixels = mirror(pixels, mirrored)
+        pixels = ((pixels - self._mean) * self._scale).expand(-1, 3, -1, -1)
+        return pixels.contiguous(memory_format=torch.channels_last)
+
+
+def mirror(pixels: Tensor, mirrored: Tensor) -> Tensor:
+    """The pixels (n, C, h, w), mirrored left to right where `mirrored`, bool (n,)."""
+    return torch.where(mirrored[:, None, None, None], pixels.flip(3), pixels)
 
 
 def make_mix(config: Config, num_classes: int) -> v2.RandomChoice | None:
@@ -152,3 +193,8 @@ def make_mix(config: Config, num_classes: int) -> v2.RandomChoice | None:
     kinds = (v2.MixUp, config.mixup), (v2.CutMix, config.cutmix)
     mixes = [kind(alpha=alpha, num_classes=num_classes) for kind, alpha in kinds if alpha]
     return v2.RandomChoice(mixes) if mixes else None
+
+
+def step_seed(seed: int, step: int, rank: int) -> int:
+    """Seed of what is random in a step beyond the pixels (dropout, mixup, cutmix), so that no state need be saved."""
+    return int(np.random.SeedSequence([seed, step, rank]).generate_state(1)[0])

@@ -25,7 +25,7 @@ def sync_buffers(model: nn.Module, ranks: Ranks) -> None:
 def evaluate(
     model: nn.Module,
     loader: Loader,
-    pixels: DeviceTransform,
+    transform: DeviceTransform,
     ranks: Ranks,
     *,
     amp: bool = False,
@@ -51,10 +51,11 @@ def evaluate(
     counts: list[torch.Tensor] = []  # per batch: loss, top-1, top-5, samples
     event: torch.Event | None = None
     for images, labels in loader:
-        x = pixels.evaluation(images)
+        x = transform.evaluation(images)
         with torch.autocast(device_type, torch.bfloat16, enabled=amp):
-            logits = model(x) + model(x.flip(3)) if flip else model(x)
-        logits = (logits / (2 if flip else 1)).float()
+            logits = model(x).float()
+            if flip:
+                logits = (logits + model(x.flip(3)).float()) / 2
         known = labels >= 0
         losses = F.cross_entropy(logits, labels.clamp(min=0), reduction="none")
         hits = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]  # (n, 5)

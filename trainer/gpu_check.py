@@ -31,8 +31,8 @@ from trainer.dataset import RankPartitionedDataset
 from trainer.loader import Loader
 from trainer.metrics import peak_memory_bytes
 from trainer.models import build_model
+from trainer.optimizer import make_optimizer
 from trainer.ranks import Ranks, device_name
-from trainer.setup import make_optimizer
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,8 @@ def check(
 
     def measure(source: Resident | Loader, config: Config = config) -> tuple[float, float]:
         """(images per second, share of the time spent waiting for data)."""
-        pixels = DeviceTransform(config, [0.5] * 3, [0.25] * 3, target)
+        min_area = config.rrc_scale if config.augment == "rrc" else None
+        pixels = DeviceTransform([0.5] * 3, [0.25] * 3, device=target, flip=config.flip, min_area=min_area)
         start = waited = 0.0
         batches = chain.from_iterable(repeat(source))
         for step, (batch, labels) in enumerate(batches, -(steps // 6) - 1):

@@ -11,19 +11,20 @@ import traceback
 from collections.abc import Sequence
 
 from pipeline.errors import Error, StoreError, UsageError
-from trainer.config import Config, parse
+from trainer.config import Config
+from trainer.flags import parse
 
 GRACE_SECONDS = 10.0
-"""A rank other than 0 waits so long before it reports what rank 0 most likely reports too; torchrun ends it sooner."""
+"""Ranks other than 0 wait so long before they report an error that rank 0 reports too; torchrun ends them sooner."""
 
 AGENT_POLL_SECONDS, AGENT_GRACE_SECONDS = 0.5, 30.0
-"""How often a rank looks whether torchrun's agent lives, and how long it may take to end when it doesn't."""
+"""How often a rank checks that torchrun's agent lives, and how long it may take to end when the agent is gone."""
 
 LOST = ("gloo", "pair closure", "closed by peer", "reset by peer")
-"""In what torch says when another rank is gone: mostly with the source file's name, not always."""
+"""Words in torch's message when another rank is gone."""
 
 SHARED_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
-"""Without it a restarted group may read the ended one's addresses from the store that torchrun's agent keeps."""
+"""torchrun keeps a store; without this variable a restarted group may read the old group's addresses from it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = parse(sys.argv[1:] if argv is None else argv)
         _run(config)
         return 0
-    except KeyboardInterrupt:  # from the first step on it ends a run in good order, as `Stopped`
+    except KeyboardInterrupt:  # before the first step; later Ctrl-C raises `Stopped`
         if rank == 0:
             when = "" if config and config.eval_only else " before the first step"
             print(f"trainer: interrupted{when}", file=sys.stderr, flush=True)  # noqa: T201
@@ -45,8 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _end_with_agent() -> None:
-    """Under torchrun, end when its agent is gone (killed: else it would end us): as on SIGTERM, with a checkpoint
-    after the step under way, and in any case after a while. Else ranks would train on and hold the run's folder."""
+    """Under torchrun, end when its agent was killed; otherwise ranks would train on and hold the run's folder.
+
+    It ends as on SIGTERM, with a checkpoint after the present step, and in any case after AGENT_GRACE_SECONDS.
+    """
     agent = os.getppid()
 
     def watch() -> None:

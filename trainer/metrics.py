@@ -18,6 +18,7 @@ from pipeline.errors import Error
 from pipeline.store.atomic import atomic_file, write_bytes
 from pipeline.text import duration
 from trainer.report.records import METRICS, append_json_line, json_lines
+from trainer.run_folder import unwritable
 
 
 def peak_memory_bytes(device: torch.device) -> int:
@@ -52,12 +53,12 @@ class Metrics:
         self._start = self._said_at = time.monotonic()
         self._bar = tqdm(total=total_steps, initial=step, unit="step", disable=not sys.stderr.isatty(), smoothing=0.05)
 
-    def step(self, step: int, loss: float, lr: float) -> None:
-        """Count a step; `loss` is the newest that is known."""
+    def step(self, step: int, lr: float, loss: float, loss_step: int) -> None:
+        """Count a step; `loss` is the newest that is known, that of the step `loss_step`."""
         self._bar.update(step - self._bar.n)
         if step % 10 == 0:
             self._bar.set_postfix(loss=f"{loss:.3f}", lr=f"{lr:.3g}")
-            self._event("step/loss", loss, step)
+            self._event("step/loss", loss, loss_step)
             self._event("step/lr", lr, step)
         now = time.monotonic()
         if self._bar.disable and now > self._said_at + 30 and math.isfinite(loss):
@@ -71,7 +72,7 @@ class Metrics:
         try:
             append_json_line(self._file, line)
         except OSError as error:
-            raise _unwritable(self._file, error) from error
+            raise unwritable(self._file, error) from error
         for key, value in line.items():
             if value is not None and key not in ("epoch", "step"):
                 self._event(f"epoch/{key}", value, line["step"])
@@ -80,11 +81,10 @@ class Metrics:
         try:
             self._events.add_scalar(name, value, step)
         except OSError as error:  # of an earlier event, which a thread of TensorBoard's wrote
-            raise _unwritable(Path(self._events.log_dir) / "events.out.tfevents", error) from error
+            raise unwritable(Path(self._events.log_dir) / "events.out.tfevents", error) from error
 
     def close(self) -> None:
-        """Close the files and draw the curves. What can't be written is said, not raised: that would take the place of
-        the error that ended the run."""
+        """Close the files and draw the curves. A failure is said, not raised: it would hide what ended the run."""
         self._bar.close()
         for name, finish in (("events", self._events.close), (self._curves.name, self._draw)):
             try:
@@ -96,10 +96,6 @@ class Metrics:
         lines, _ = json_lines(self._file)
         if lines:
             draw_curves(self._curves, lines)
-
-
-def _unwritable(path: Path, error: OSError) -> Error:
-    return Error(f"{path}: can't be written ({error.strerror or error}); make room; the checkpoints are kept")
 
 
 def draw_curves(path: Path, lines: list[dict[str, Any]]) -> None:
@@ -130,3 +126,23 @@ def draw_curves(path: Path, lines: list[dict[str, Any]]) -> None:
     accuracy.yaxis.set_major_formatter(PercentFormatter(xmax=1))
     with atomic_file(path) as file:
         figure.savefig(file, format="png", dpi=120)
+
+
+def describe_epoch(line: dict[str, Any], epochs: int) -> str:
+    """A line of metrics.jsonl for people; `epochs` is the number of all."""
+    evaluated = ""
+    if math.isfinite(line["val_loss"]):
+        evaluated = f", val loss {line['val_loss']:.4f}, top-1 {line['val_top1']:.2%}, top-5 {line['val_top5']:.2%}"
+    return (
+        f"epoch {line['epoch']}/{epochs}: train loss {line['train_loss']:.4f}{evaluated}; "
+        f"{line['images_per_second']:,.0f} images/s, data wait {line['data_wait_share']:.1%}, "
+        f"peak memory {line['peak_memory_bytes'] / 1e9:.2f} GB"
+    )
+
+
+def profiler(out: Path) -> torch.profiler.profile:
+    """Writes a trace of steps 6 to 10 to OUT/trace.json."""
+    return torch.profiler.profile(
+        schedule=torch.profiler.schedule(wait=3, warmup=2, active=5, repeat=1),
+        on_trace_ready=lambda profile: profile.export_chrome_trace(str(out / "trace.json")),
+    )

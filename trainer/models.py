@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
+import torch.nn.functional as F
 import torchvision
 from torch import Tensor, nn
 
 from pipeline.errors import Error, UsageError
+from trainer.augment import DeviceTransform
 
 
 class ResNetSmall(nn.Module):
@@ -119,54 +120,17 @@ def _timm_model(name: str, num_classes: int, known: list[str]) -> nn.Module:
     raise UsageError(f"--model {name}: unknown{note}; {hint}")
 
 
-class _SumOverRanks(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, values: Tensor) -> Tensor:
-        values = values.clone()
-        dist.all_reduce(values)
-        return values
+class SampleLosses(nn.Module):
+    """The part of a step that is compiled: pixels in, each sample's loss out; its backward gives the gradients."""
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return _SumOverRanks.forward(ctx, gradient)
+    def __init__(self, model: nn.Module, transform: DeviceTransform, label_smoothing: float) -> None:
+        super().__init__()
+        self.model, self.transform, self.label_smoothing = model, transform, label_smoothing
 
-
-class SyncBatchNorm(nn.BatchNorm2d):
-    """Batch norm over all ranks on the CPU, where torch's own isn't available; the same state dict."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training or not dist.is_initialized():
-            return super().forward(x)
-        count = x.numel() / x.shape[1] * dist.get_world_size()
-        mean = _SumOverRanks.apply(x.sum((0, 2, 3))) / count
-        centred = x - mean[:, None, None]
-        var = _SumOverRanks.apply((centred**2).sum((0, 2, 3))) / count
-        with torch.no_grad():
-            assert self.running_mean is not None
-            assert self.running_var is not None
-            assert self.num_batches_tracked is not None
-            self.num_batches_tracked += 1
-            self.running_mean.lerp_(mean, self.momentum or 0.0)
-            self.running_var.lerp_(var * count / (count - 1), self.momentum or 0.0)
-        scale = (var + self.eps).rsqrt() * self.weight
-        return centred * scale[:, None, None] + self.bias[:, None, None]
-
-
-def use_sync_bn(model: nn.Module, device: torch.device) -> nn.Module:
-    """The model with batch-norm statistics over all ranks; names of parameters and buffers stay."""
-    if device.type != "cpu":
-        return nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    for module in model.modules():
-        if type(module) is nn.BatchNorm2d:
-            module.__class__ = SyncBatchNorm
-    return model
-
-
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Optimizer groups: weight decay for matrices and kernels, none for norms, biases and other vectors."""
-    decayed = [p for p in model.parameters() if p.ndim > 1]
-    others = [p for p in model.parameters() if p.ndim <= 1]
-    return [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+    def forward(self, pixels: Tensor, mirrored: Tensor | None, target: Tensor) -> Tensor:
+        """float32 (n,). Pixels as `DeviceTransform.augment` gives them; targets are labels (n,) or (n, classes)."""
+        logits = self.model(self.transform.normalise(pixels, mirrored))
+        return F.cross_entropy(logits.float(), target, reduction="none", label_smoothing=self.label_smoothing)
 
 
 def read_weights(source: str, name: str) -> dict[str, Tensor]:

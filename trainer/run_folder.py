@@ -26,7 +26,7 @@ except ImportError:  # Windows has no flock: two runs into one folder aren't not
 FORMAT = 1
 LAST, PREVIOUS, BEST = "last.pt", "previous.pt", "best.pt"
 BEFORE_THE_START = (LOCK, BEST, METRICS, CONFIG, STARTS)
-"""What a run writes before its first step, beside TensorBoard's events."""
+"""What a run writes before its first step, besides TensorBoard's events."""
 
 
 class RunFolder:
@@ -34,9 +34,9 @@ class RunFolder:
 
     Attributes:
         path: the folder, which is made, and removed again by `close` if the run didn't begin.
-        begun: steps are taken from here on, so that the folder stays.
-        restarted: torchrun started this run in place of one that it ended: after a failure, or because machines
-            came or went (then the job that last held the folder is this one).
+        begun: the run has begun, so `close` keeps the folder.
+        restarted: torchrun started this run to replace one that it ended: after a failure, or because the number of
+            machines changed (then the lock file names this same job).
 
     Args:
         wait_seconds: how long a restarted run waits for the one before to let go of the folder.
@@ -98,7 +98,7 @@ class RunFolder:
                     if name in BEFORE_THE_START or name.startswith("events.out.tfevents"):
                         (self.path / name).unlink()
                 self.path.rmdir()
-        with contextlib.suppress(OSError):  # what a full disk hasn't taken is tried again, and the file closed
+        with contextlib.suppress(OSError):  # closing flushes, which a full disk refuses
             self._lock.close()
 
     def find(self, resume: str | None) -> tuple[Path, dict[str, Any]] | None:
@@ -130,8 +130,9 @@ class RunFolder:
         return None
 
     def adopt(self, path: Path, epochs_done: int, best: float) -> bool:
-        """Copy what belongs to a checkpoint in another run's folder: metrics.jsonl, and best.pt unless a later epoch
-        of that run has replaced the one of top-1 `best`; returns whether best.pt was copied.
+        """Copy metrics.jsonl and best.pt from another run's folder; returns whether best.pt was copied.
+
+        It isn't copied where a later epoch than the checkpoint's had a better top-1 than `best`: it is that epoch's then.
 
         Raises:
             OSError: a file can't be read or written.
@@ -167,7 +168,7 @@ class RunFolder:
 
 
 def unwritable(path: Path, error: OSError) -> Error:
-    """What to raise where the folder `--out` takes no files."""
+    """What to raise where `--out`, or a file in it, can't be written."""
     room = "make room there, or " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
     return Error(f"--out {path}: can't be written ({error.strerror or error}); {room}choose another folder")
 
@@ -182,14 +183,8 @@ def _write(path: Path, value: dict[str, Any], before_rename: Callable[[], None] 
         raise Error(f"{path}: the checkpoint can't be written ({reason}); earlier ones are kept") from error
 
 
-def read_checkpoint(path: Path) -> dict[str, Any] | None:
-    """A complete checkpoint with all tensors on the CPU; None where the file is damaged or something else."""
-    state = _load(path)
-    return state if isinstance(state, dict) else None
-
-
 def _load(path: Path) -> dict[str, Any] | str:
-    """As `read_checkpoint`, or of a file that never was a checkpoint what it is, in words; empty for a damaged one."""
+    """A complete checkpoint, all tensors on the CPU; else why it is none, empty where the file is damaged."""
     try:
         with open(path, "rb") as file:
             if file.read(4) != b"PK\x03\x04":  # of every file that torch.save writes

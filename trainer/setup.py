@@ -13,17 +13,17 @@ from torch import nn
 
 from pipeline.errors import UsageError
 from pipeline.store.format import UNLABELLED
-from pipeline.store.reader import Split, open_store
+from pipeline.store.reader import Split, Store, open_store
 from trainer.augment import IMAGENET_MEAN, IMAGENET_STD, DeviceTransform
 from trainer.config import Config, Stage
 from trainer.dataset import RankPartitionedDataset
 from trainer.evaluation import evaluate
 from trainer.loader import Loader
-from trainer.models import build_model, check_size, load_weights, parameter_groups, read_weights, use_sync_bn
+from trainer.models import build_model, check_size, load_weights, read_weights
 from trainer.ranks import Ranks, broadcast_object
 
 LARGEST_MICRO_BATCH = 256
-"""Samples per rank and micro-step where the user doesn't say: what ResNet-50 at 224 px fits into 40 GB with bf16."""
+"""Default limit of samples per rank and micro-step: ResNet-50 at 224 px in bf16 then fits into 40 GB."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,7 @@ class TrainingSetup:
 
     Attributes:
         model: the bare module on its device, channels_last, with --weights loaded.
+        transform: from stored pixels to the model's.
         val: the Dataset of the split val, or of a labelled test where there is no val; None where there is neither,
             or val has no labels.
 
@@ -77,12 +78,34 @@ class TrainingSetup:
         self.stages = config.stages or [config.stage(0)]
         self._crop_flag = "--stages: crop" if config.stages else "--crop"
         last = self.stages[-1]
-        store = open_store(config.store_path(config.eval_size or last.size))
+        crop = config.eval_crop or last.crop
+        evaluated = open_store(config.store_path(config.eval_size or last.size))
+        same = config.eval_only or config.eval_size in (None, last.size)
+        store = evaluated if same else open_store(config.store_path(last.size))  # that one may hold val alone
         if not store.class_ids:
             raise UsageError(f"{store.path}: has no classes; convert a source with labels")
+        if store.class_ids != evaluated.class_ids:
+            raise UsageError(f"{evaluated.path}: has other classes than {store.path}; convert both from one source")
         self.class_ids = store.class_ids
-        crop = config.eval_crop or last.crop
-        self.val: RankPartitionedDataset | None = None
+        self.val = self._val(evaluated, crop, say)
+        self.transform = self._transform(store)
+        self.amp = config.amp if config.amp is not None else device.type != "cpu"
+        torch.backends.cudnn.benchmark = True
+        torch.manual_seed(config.seed)
+        model = build_model(config.model, len(self.class_ids), crop or int(evaluated.geometry["size"]))
+        if config.weights:
+            # rank 0 alone reads, or downloads
+            state = broadcast_object(read_weights(config.weights, config.model) if ranks.rank == 0 else None, ranks)
+            head = load_weights(model, state, f"--weights {config.weights}", new_head=not config.eval_only)
+            say(f"weights from {config.weights}" + (f"; new head: {', '.join(head)}" if head else ""))
+        if config.sync_bn and ranks.world_size > 1:
+            if device.type == "cpu":
+                raise UsageError("--sync-bn: torch has none for the CPU; leave it out, or train on an accelerator")
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        self.model = model.to(device).to(memory_format=torch.channels_last)
+
+    def _val(self, store: Store, crop: int | None, say: Callable[[str], None]) -> RankPartitionedDataset | None:
+        config, ranks = self.config, self.ranks
         # torchvision calls its second split test; ImageNet's test split has no labels
         labelled_test = "test" in store and UNLABELLED not in store["test"].labels
         split = "test" if labelled_test and "val" not in store else "val"
@@ -93,25 +116,28 @@ class TrainingSetup:
             say(f"{store.path}: {split} has no labels: training without evaluation")
         elif split in store or config.eval_only:
             _check_crop("--eval-crop" if config.eval_crop else self._crop_flag, crop, store[split])
-            self.val = RankPartitionedDataset(store, split, rank=ranks.rank, world_size=ranks.world_size, crop=crop)
+            return RankPartitionedDataset(store, split, rank=ranks.rank, world_size=ranks.world_size, crop=crop)
         else:
             say(f"{store.path} has no split val: training without evaluation")
+        return None
+
+    def _transform(self, store: Store) -> DeviceTransform:
+        config = self.config
         if config.normalize == "imagenet":
-            self.pixels = DeviceTransform(config, IMAGENET_MEAN, IMAGENET_STD, device)
+            mean, std = [*IMAGENET_MEAN], [*IMAGENET_STD]
+        elif "train" in store:
+            mean, std = store["train"].mean, store["train"].std
         else:
-            self.pixels = DeviceTransform(config, store["train"].mean, store["train"].std, device)
-        self.amp = config.amp if config.amp is not None else device.type != "cpu"
-        torch.backends.cudnn.benchmark = True
-        torch.manual_seed(config.seed)
-        model = build_model(config.model, len(self.class_ids), crop or int(store.geometry["size"]))
-        if config.weights:
-            # rank 0 alone reads, or downloads
-            state = broadcast_object(read_weights(config.weights, config.model) if ranks.rank == 0 else None, ranks)
-            head = load_weights(model, state, f"--weights {config.weights}", new_head=not config.eval_only)
-            say(f"weights from {config.weights}" + (f"; new head: {', '.join(head)}" if head else ""))
-        if config.sync_bn and ranks.world_size > 1:
-            model = use_sync_bn(model, device)
-        self.model = model.to(device).to(memory_format=torch.channels_last)
+            raise UsageError(f"{store.path}: has no split train, whose mean and std --normalize store takes")
+        return DeviceTransform(
+            mean,
+            std,
+            device=self.device,
+            seed=config.seed,
+            flip=config.flip,
+            pad=config.pad,
+            min_area=config.rrc_scale if config.augment == "rrc" else None,
+        )
 
     def loaders(self) -> list[Loader]:
         """A training loader for each stage; they hold no memory before they are iterated."""
@@ -140,8 +166,6 @@ class TrainingSetup:
         if config.pad >= size:
             raise UsageError(f"--pad {config.pad}: must be below the {size} pixels of the images that are trained on")
         check_size(self.model, config.model, stage.crop or size)
-        if len(self.class_ids) <= data.split.labels.max():
-            raise UsageError(f"{data.split.path}: has other classes than the store for evaluation; convert them alike")
         if batching.global_batch > data.num_samples:
             share = 1 << (data.num_samples // ranks.world_size).bit_length() - 1  # of a rank; the Dataset has one each
             also = f" --batch-size {share}" if config.batch_size and share % config.batch_size else ""
@@ -160,25 +184,10 @@ class TrainingSetup:
             return dict.fromkeys(("val_loss", "val_top1", "val_top5"), math.nan)
         flip, threads = self.config.flip_eval, self.config.threads
         with closing(Loader(self.val, self.batching.batch_size, threads=threads, device=self.device)) as loader:
-            return evaluate(model, loader, self.pixels, self.ranks, amp=self.amp, flip=flip, stopped=stopped)
+            return evaluate(model, loader, self.transform, self.ranks, amp=self.amp, flip=flip, stopped=stopped)
 
 
 def _check_crop(flag: str, crop: int | None, split: Split) -> None:
     size = min(split.image_shape[:2])
     if crop and crop > size:
         raise UsageError(f"{flag} {crop}: images of {split.path} are {size}x{size}; choose {size} or less")
-
-
-def make_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer; the loop sets the learning rate of each step."""
-    groups = parameter_groups(model, config.weight_decay)
-    if config.optimizer == "adamw":
-        return torch.optim.AdamW(groups, lr=0.0, betas=(config.momentum, 0.999))
-    return torch.optim.SGD(groups, lr=0.0, momentum=config.momentum, nesterov=config.nesterov)
-
-
-def learning_rate(step: int, total_steps: int, warmup_steps: float, peak: float) -> float:
-    """Rate of step number `step`, from 0: linear warm-up, then half a cosine to 0 (Loshchilov & Hutter, SGDR, 2017)."""
-    if step < warmup_steps:
-        return peak * (step + 1) / (warmup_steps + 1)
-    return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup_steps) / (total_steps - warmup_steps)))

@@ -1,4 +1,4 @@
-"""What is watched while steps run: losses that aren't finite, signals, and that all ranks stop at the same step."""
+"""Watches a run: losses that aren't finite, and signals; all ranks then stop at the same step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.errors import Error
 from trainer.ranks import Ranks, all_gather
 
 GO, STOP, BROKEN = 0, 1, 2
-"""What a rank says after each step: go on, stop (a signal came), or a loss was not finite. The highest counts."""
+"""A rank's verdict after each step: go on, stop (a signal came), or a loss isn't finite. The highest of all counts."""
 
 
 class Stopped(Error):  # noqa: N818 - someone asked for it
@@ -31,8 +31,10 @@ class Stopped(Error):  # noqa: N818 - someone asked for it
 
 
 class Signals:
-    """Within the block SIGTERM, Ctrl-C and, without nohup, the terminal's end only set `received`; the loop then stops
-    at a step's end."""
+    """Within the block a signal that would end the process only sets `received`; the loop stops after its step.
+
+    These are SIGTERM, SIGINT (Ctrl-C) and SIGHUP (the terminal was closed), but that one not under nohup.
+    """
 
     received: int = 0
 
@@ -50,14 +52,14 @@ class Signals:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         if kind is Stopped:
-            # The process is about to end; its own SIGTERM, if others had theirs before, would cut that off.
+            # Another rank's SIGTERM may have come first. Our own must not cut off what is still to be written.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 class LossWatch:
     """Reads each step's losses one step late, so that the device never waits for the CPU, and exchanges verdicts.
 
-    The exchange of one step runs beside the next, so all ranks stop at the same step, one after the first said so.
+    The ranks exchange the verdict of a step during the next step. So all of them stop at the same step.
 
     Args:
         name_samples: from store slots int64 (n,) to the words that an error shows.
@@ -68,8 +70,8 @@ class LossWatch:
         self._pending: tuple[int, Tensor, list[np.ndarray], Any] | None = None
         self._exchange: tuple[Tensor, Any] | None = None
         self._problem = ""
-        self.loss = math.nan
-        """Mean loss of the newest step that was read, on this rank."""
+        self.loss, self.loss_step = math.nan, 0
+        """Mean loss of the newest step that was read, on this rank, and which step that was."""
 
     def record_step(self, step: int, losses: Tensor, slots: list[np.ndarray]) -> tuple[float, int]:
         """Note the losses (n,) of a step; returns the sum of the previous step's and the ranks' verdict so far."""
@@ -86,11 +88,27 @@ class LossWatch:
         self._exchange = box, dist.all_reduce(box, dist.ReduceOp.MAX, async_op=True)
         return total, verdict
 
-    def sync(self) -> tuple[float, int]:
-        """Read what is outstanding; returns the last step's sum of losses, and the ranks' verdict as of now."""
+    def sync(self, saved: bool) -> tuple[float, bool]:
+        """Read what is outstanding, on all ranks.
+
+        Args:
+            saved: there is a checkpoint to go on from, for the message.
+
+        Returns:
+            The last step's sum of losses, and whether a rank was told to stop.
+
+        Raises:
+            Error: a loss isn't finite.
+        """
         total = self._read()
         self._finish_exchange()
-        return total, int(all_gather([self._verdict()], self._ranks).max())
+        verdict = int(all_gather([self._verdict()], self._ranks).max())
+        if verdict == BROKEN and not self._problem:
+            raise Error("another rank's loss is not finite; see its message")
+        if verdict == BROKEN:
+            then = "go on with --resume auto" if saved else "start again"
+            raise Error(f"{self._problem}; lower --lr or set --clip-grad, and {then}")
+        return total, verdict == STOP
 
     def _finish_exchange(self) -> int:
         if self._exchange is None:
@@ -111,15 +129,8 @@ class LossWatch:
         if event is not None:
             event.synchronize()
         total = float(losses.double().sum())
-        self.loss = total / len(losses)
+        self.loss, self.loss_step = total / len(losses), step
         if not math.isfinite(total) and not self._problem:
             bad = np.concatenate(slots)[~losses.isfinite().numpy()]
             self._problem = f"the loss is not finite at step {step}, samples {self._name_samples(bad)}"
         return total
-
-    def error(self, saved: bool) -> Error:
-        """What to raise after the verdict BROKEN; `saved`: there is a checkpoint to go on from."""
-        if self._problem:
-            then = "go on with --resume auto" if saved else "start again"
-            return Error(f"{self._problem}; lower --lr or set --clip-grad, and {then}")
-        return Error("another rank's loss is not finite; see its message")

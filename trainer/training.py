@@ -6,63 +6,41 @@ import contextlib
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from pipeline.errors import UsageError
 from pipeline.store.atomic import write_bytes
 from pipeline.text import counted
-from trainer.augment import make_mix
-from trainer.config import Config, dump
+from trainer.augment import make_mix, mirror, step_seed
+from trainer.config import Config
+from trainer.flags import dump
 from trainer.loader import Loader
-from trainer.metrics import Metrics, peak_memory_bytes
-from trainer.models import load_weights
+from trainer.metrics import Metrics, describe_epoch, peak_memory_bytes, profiler
+from trainer.models import SampleLosses
+from trainer.optimizer import learning_rate, make_optimizer
 from trainer.ranks import Ranks, all_gather, broadcast_object, device_name
 from trainer.report.provenance import record_start
-from trainer.report.records import config_text
-from trainer.run_folder import LAST, PREVIOUS, RunFolder, unwritable
-from trainer.setup import TrainingSetup, learning_rate, make_optimizer
-from trainer.stop import BROKEN, GO, STOP, LossWatch, Signals, Stopped
+from trainer.resume import State, checkpoint, restore
+from trainer.run_folder import RunFolder, unwritable
+from trainer.setup import TrainingSetup
+from trainer.stop import GO, LossWatch, Signals, Stopped
 
 
 def evaluate_only(config: Config, ranks: Ranks, device: torch.device, say: Callable[[str], None]) -> None:
     """Evaluate --weights on the val split and say the figures."""
-    session = TrainingSetup(config, ranks, device, say)
-    figures = session.evaluate(session.model)
+    setup = TrainingSetup(config, ranks, device, say)
+    figures = setup.evaluate(setup.model)
     assert figures is not None
     say(
         f"{config.model} on {figures['val_samples']:,} samples: loss {figures['val_loss']:.4f}, "
         f"top-1 {figures['val_top1']:.2%}, top-5 {figures['val_top5']:.2%}"
     )
-
-
-@dataclass
-class State:
-    """Where a run stands.
-
-    Attributes:
-        epoch, step: so many are done.
-        best: top-1 of the best epoch.
-        sums: float64 (4,), of this rank in the epoch under way: losses, samples, seconds, seconds of waiting for data.
-    """
-
-    epoch: int = 0
-    step: int = 0
-    best: float = -1.0
-    sums: np.ndarray = field(default_factory=lambda: np.zeros(4))
-
-
-def step_seed(seed: int, step: int, rank: int) -> int:
-    """Seed of what is random in a step beyond the pixels (dropout, mixup, cutmix), so that no state need be saved."""
-    return int(np.random.SeedSequence([seed, step, rank]).generate_state(1)[0])
 
 
 def train(config: Config, ranks: Ranks, device: torch.device, say: Callable[[str], None]) -> None:
@@ -73,15 +51,15 @@ def train(config: Config, ranks: Ranks, device: torch.device, say: Callable[[str
         Error: a loss that isn't finite, or a folder or checkpoint that can't be written.
         Stopped: after SIGTERM or Ctrl-C, with a checkpoint written.
     """
-    session = TrainingSetup(config, ranks, device, say)
-    data_path = Path(config.store_path(session.stages[-1].size)).absolute().resolve()
+    setup = TrainingSetup(config, ranks, device, say)
+    data_path = Path(config.store_path(setup.stages[-1].size)).absolute().resolve()
     out = Path(config.out or f"runs/{data_path.stem}-{config.model}")
     with contextlib.ExitStack() as stack:
         folder = RunFolder(out, wait_seconds=config.timeout / 2) if ranks.rank == 0 else None  # rank 0 alone writes
         if folder:
             stack.callback(folder.close)
         found = broadcast_object(folder and folder.find(config.resume), ranks)
-        run = TrainingRun(session, found, say)
+        run = TrainingRun(setup, found, say)
         run.saved = found is not None and found[0].parent.resolve() == out.resolve()
         if run.state.epoch >= config.epochs:
             say(
@@ -91,22 +69,7 @@ def train(config: Config, ranks: Ranks, device: torch.device, say: Callable[[str
             return
         for loader in run.loaders:
             stack.callback(loader.close)
-        say(
-            f"{config.model}: {sum(p.numel() for p in run.raw.parameters()):,} parameters, "
-            f"{counted(len(session.class_ids), 'class', 'classes')}; {ranks.world_size} x {device.type}; output in "
-            f"{out}"
-        )
-        say(
-            f"global batch {run.batching.global_batch:,} = {counted(ranks.world_size, 'rank')} x "
-            f"{counted(run.batching.batch_size, 'sample')} x {counted(run.batching.accumulation, 'micro-step')}; "
-            f"lr {config.lr:g} per 256 samples, {run.peak_lr:g} at its peak; {counted(run.steps_per_epoch, 'step')} an "
-            f"epoch, {run.total_steps:,} in all"
-        )
-        data = run.loaders[0].data
-        if config.augment == "crop" and not config.pad and data.crop_shape == data.split.image_shape:
-            say(
-                "note: crops are whole images, which only flips vary; --pad or a larger store gains accuracy (measured)"
-            )
+        _announce(run, out)
         stack.enter_context(run.signals)  # until curves are drawn
         if folder:
             try:
@@ -116,11 +79,32 @@ def train(config: Config, ranks: Ranks, device: torch.device, say: Callable[[str
             assert run.metrics is not None
             stack.callback(run.metrics.close)
             if config.profile:
-                run.profiler = stack.enter_context(_profiler(out))
+                run.profiler = stack.enter_context(profiler(out))
             folder.begun = True
         run.fit()
         best = "" if math.isnan(run.state.best) else f"best top-1 {run.state.best:.2%}; "
         say(f"done: {best}weights in {out}/best.pt, curves in {out}/curves.png")
+
+
+def _announce(run: TrainingRun, out: Path) -> None:
+    """Say what the run will do."""
+    config, batching, ranks = run.config, run.batching, run.ranks
+    run.say(
+        f"{config.model}: {sum(p.numel() for p in run.raw.parameters()):,} parameters, "
+        f"{counted(len(run.setup.class_ids), 'class', 'classes')}; {ranks.world_size} x {run.device.type}; output in "
+        f"{out}"
+    )
+    run.say(
+        f"global batch {batching.global_batch:,} = {counted(ranks.world_size, 'rank')} x "
+        f"{counted(batching.batch_size, 'sample')} x {counted(batching.accumulation, 'micro-step')}; "
+        f"lr {config.lr:g} per 256 samples, {run.peak_lr:g} at its peak; {counted(run.steps_per_epoch, 'step')} an "
+        f"epoch, {run.total_steps:,} in all"
+    )
+    data = run.loaders[0].data
+    if config.augment == "crop" and not config.pad and data.crop_shape == data.split.image_shape:
+        run.say(
+            "note: crops are whole images, which only flips vary; --pad or a larger store gains accuracy (measured)"
+        )
 
 
 class TrainingRun:
@@ -133,59 +117,31 @@ class TrainingRun:
     """`--resume auto` finds a checkpoint."""
 
     def __init__(
-        self, session: TrainingSetup, found: tuple[Path, dict[str, Any]] | None, say: Callable[[str], None]
+        self, setup: TrainingSetup, found: tuple[Path, dict[str, Any]] | None, say: Callable[[str], None]
     ) -> None:
-        config, ranks, device = session.config, session.ranks, session.device
-        self.config, self.session, self.ranks, self.device = config, session, ranks, device
+        config, ranks, device = setup.config, setup.ranks, setup.device
+        self.config, self.setup, self.ranks, self.device = config, setup, ranks, device
         self.signals, self.say, self.state = Signals(), say, State()
-        self.loaders, self.batching, self.raw = session.loaders(), session.batching, session.model
+        self.loaders, self.batching, self.raw = setup.loaders(), setup.batching, setup.model
         self.loader = self.loaders[0]
         self.steps_per_epoch = self.loader.data.num_samples // self.batching.global_batch
         self.total_steps = config.epochs * self.steps_per_epoch
         self.peak_lr = config.lr * self.batching.global_batch / 256
         self.optimizer = make_optimizer(config, self.raw)
+        self.mix = make_mix(config, len(setup.class_ids))
         self.ema: AveragedModel | None = None
         if config.ema:
             self.ema = AveragedModel(self.raw, multi_avg_fn=get_ema_multi_avg_fn(config.ema), use_buffers=True)
         self.evaluated: nn.Module = self.ema.module if self.ema else self.raw
         if found:
-            self._restore(*found)
+            restore(self, *found)
+        losses: nn.Module = SampleLosses(self.raw, setup.transform, config.label_smoothing)
         # Each crop size gets kernels of its own; evaluation stays eager, its last batch would need others again.
-        self.model = cast(nn.Module, torch.compile(self.raw, dynamic=False)) if config.compile else self.raw
+        self.losses = cast(nn.Module, torch.compile(losses, dynamic=False)) if config.compile else losses
         if ranks.world_size > 1:
             ids = None if device.type == "cpu" else [device.index]
-            self.model = DistributedDataParallel(self.model, device_ids=ids, gradient_as_bucket_view=True)
+            self.losses = DistributedDataParallel(self.losses, device_ids=ids, gradient_as_bucket_view=True)
         self.watch = LossWatch(ranks, self.signals, self._name_samples)
-
-    def _restore(self, path: Path, saved: dict[str, Any]) -> None:
-        source, before, state = f"--resume {path}", saved["config"], self.state
-        for name, now in asdict(self.config).items():
-            if before.get(name) == now:
-                continue
-            if name in ("model", "optimizer", "ema"):  # the loader checks data, seed, order and global batch
-                raise UsageError(
-                    f"{source}: its {name} is {before.get(name)}, this run's {now}; resume with the same, or start a "
-                    "new run from its weights with --weights"
-                )
-            if name not in ("out", "resume", "weights"):
-                self.say(f"changed since the checkpoint: {name} {config_text(before.get(name))} -> {config_text(now)}")
-        load_weights(self.raw, saved["model"], source, new_head=False)
-        self.optimizer.load_state_dict(saved["optimizer"])
-        if self.ema:
-            self.ema.load_state_dict(saved["ema"])
-        state.epoch, state.step, state.best = saved["epoch"], saved["step"], saved["best"]
-        sums = saved["sums"].numpy()  # (ranks, 4); on another number of ranks rank 0 takes them all
-        if len(sums) == self.ranks.world_size:
-            state.sums = sums[self.ranks.rank]
-        elif self.ranks.rank == 0:
-            state.sums = np.concatenate([sums[:, :2].sum(0), sums[:, 2:].max(0)])
-        try:
-            self._stage_loader(state.epoch).load_state_dict(saved["data"])
-        except UsageError as error:
-            raise UsageError(f"{source}: {error}") from error
-        if path.name == PREVIOUS and path.with_name(LAST).exists() and Path(self.config.resume or "").name != PREVIOUS:
-            self.say(f"note: {path.with_name(LAST)} is damaged: its steps since {PREVIOUS} are done again")
-        self.say(f"resuming from {path}: {state.epoch} of {self.config.epochs} epochs, {state.step:,} steps are done")
 
     def report_into(self, folder: RunFolder, checkpoint: Path | None) -> None:
         """Write what a run's folder holds before the first step, on rank 0; `checkpoint` is what the run resumes.
@@ -208,8 +164,9 @@ class TrainingRun:
         self.metrics = Metrics(out, state.epoch, state.step, self.total_steps, self.say)
         self.folder = folder
 
-    def _stage_loader(self, epoch: int) -> Loader:
-        return self.loaders[self.session.stages.index(self.config.stage(epoch))]
+    def stage_loader(self, epoch: int) -> Loader:
+        """The loader that serves an epoch."""
+        return self.loaders[self.setup.stages.index(self.config.stage(epoch))]
 
     def _name_samples(self, slots: np.ndarray, most: int = 4) -> str:
         names = [self.loader.data.split.key(slot).decode(errors="replace") for slot in slots[:most].tolist()]
@@ -220,16 +177,14 @@ class TrainingRun:
 
     def fit(self) -> None:
         """Train all epochs that are left."""
-        config, state, pixels, batching = self.config, self.state, self.session.pixels, self.batching
-        mix = make_mix(config, len(self.session.class_ids))
+        config, state, accumulation = self.config, self.state, self.batching.accumulation
         for epoch in range(state.epoch, config.epochs):
-            loader = self._stage_loader(epoch)
+            loader = self.stage_loader(epoch)
             if loader is not self.loader:
                 self.loader.close()
                 self.loader = loader
-            crop = config.stage(epoch).crop or loader.data.crop_shape[0]
             self.raw.train()
-            losses: list[torch.Tensor] = []
+            losses: list[Tensor] = []
             slots: list[np.ndarray] = []
             mark, waited = time.perf_counter(), loader.wait_seconds
             trained = loader.epoch > epoch  # a signal came after the epoch's last step, before its evaluation
@@ -238,15 +193,13 @@ class TrainingRun:
             for micro_step, (images, labels) in enumerate(() if trained else loader, 1):
                 if not losses:
                     torch.manual_seed(step_seed(config.seed, state.step, self.ranks.rank))
-                ends_step = micro_step % batching.accumulation == 0
-                if isinstance(self.model, DistributedDataParallel):
-                    self.model.require_backward_grad_sync = ends_step  # what DDP's no_sync() sets
-                x = pixels.training(images, loader.indices, epoch, crop)
-                x, target = mix(x, labels) if mix else (x, labels)
-                with torch.autocast(self.device.type, torch.bfloat16, enabled=self.session.amp):
-                    logits = self.model(x)
-                loss = F.cross_entropy(logits.float(), target, reduction="none", label_smoothing=config.label_smoothing)
-                (loss.mean() / batching.accumulation).backward()
+                ends_step = micro_step % accumulation == 0
+                if isinstance(self.losses, DistributedDataParallel):
+                    self.losses.require_backward_grad_sync = ends_step  # what DDP's no_sync() sets
+                batch = self._augmented(images, labels, epoch)
+                with torch.autocast(self.device.type, torch.bfloat16, enabled=self.setup.amp):
+                    loss = self.losses(*batch)
+                (loss.mean() / accumulation).backward()
                 losses.append(loss.detach())
                 slots.append(loader.indices)
                 if not ends_step:
@@ -265,52 +218,55 @@ class TrainingRun:
                 loss_sum, verdict = self.watch.record_step(state.step, torch.cat(losses), slots)
                 losses, slots = [], []
                 now = time.perf_counter()
-                samples = batching.batch_size * batching.accumulation
+                samples = self.batching.batch_size * accumulation
                 state.sums += loss_sum, samples, now - mark, loader.wait_seconds - waited
                 mark, waited = now, loader.wait_seconds
                 if self.metrics:
-                    self.metrics.step(state.step, self.watch.loss, rate)
+                    self.metrics.step(state.step, rate, self.watch.loss, self.watch.loss_step)
                 if self.profiler:
                     self.profiler.step()
                 if verdict != GO or state.step % config.checkpoint_every == 0:
-                    self.sync_and_checkpoint()
+                    stopped = self._read_losses()
+                    self._save()
+                    if stopped:
+                        raise Stopped(self.signals.received, state.step)
 
-            self.sync_and_checkpoint(save=False)
+            stopped = self._read_losses()
             state.sums[2] += time.perf_counter() - mark  # until the device has done the last step
-            figures = self.session.evaluate(self.evaluated, stopped=lambda: bool(self.signals.received))
-            if figures is None:
-                self.sync_and_checkpoint()  # raises Stopped
-            else:
+            figures = None if stopped else self.setup.evaluate(self.evaluated, lambda: bool(self.signals.received))
+            if figures is not None:
                 self._finish_epoch(figures)
-                self.sync_and_checkpoint()
-
-    def sync_and_checkpoint(self, *, save: bool = True) -> None:
-        """Bring the sums up to date, save a checkpoint, and stop if any rank has to."""
-        loss_sum, verdict = self.watch.sync()
-        self.state.sums[0] += loss_sum
-        if verdict == BROKEN:
-            raise self.watch.error(self.saved)
-        if save or verdict == STOP:
+            stopped = self._read_losses()
             self._save()
-        if verdict == STOP:
-            raise Stopped(self.signals.received, self.state.step)
+            if stopped:
+                raise Stopped(self.signals.received, state.step)
+
+    def _augmented(self, images: Tensor, labels: Tensor, epoch: int) -> tuple[Tensor, Tensor | None, Tensor]:
+        """The batch as `SampleLosses` takes it: pixels, which of them to mirror, and targets."""
+        crop = self.config.stage(epoch).crop or self.loader.data.crop_shape[0]
+        pixels, mirrored = self.setup.transform.augment(images, self.loader.indices, epoch, crop)
+        if self.mix is None:
+            return pixels, mirrored, labels
+        if mirrored is not None:
+            pixels = mirror(pixels, mirrored)
+        pixels, target = self.mix(pixels.float(), labels)
+        return pixels, None, target
+
+    def _read_losses(self) -> bool:
+        """Wait for the last step's losses, of all ranks; returns whether a signal told one of them to stop.
+
+        Raises:
+            Error: a loss isn't finite.
+        """
+        loss_sum, stopped = self.watch.sync(self.saved)
+        self.state.sums[0] += loss_sum
+        return stopped
 
     def _save(self) -> None:
-        sums = torch.from_numpy(all_gather(self.state.sums, self.ranks))
+        saved = checkpoint(self)  # all ranks take part
         self.saved = True
         if self.folder:
-            self.folder.save(
-                {
-                    **vars(self.state),
-                    "sums": sums,
-                    "data": self.loader.state_dict(),
-                    "model": self.raw.state_dict(),
-                    "ema": self.ema.state_dict() if self.ema else None,
-                    "optimizer": self.optimizer.state_dict(),
-                    "config": asdict(self.config),
-                    "class_ids": self.session.class_ids,
-                }
-            )
+            self.folder.save(saved)
 
     def _finish_epoch(self, figures: dict[str, Any]) -> None:
         state = self.state
@@ -332,19 +288,4 @@ class TrainingRun:
                 self.folder.save_best(self.evaluated.state_dict())
         if self.metrics:
             self.metrics.epoch(line)
-        evaluated = ""
-        if self.session.val:
-            evaluated = f", val loss {line['val_loss']:.4f}, top-1 {line['val_top1']:.2%}, top-5 {line['val_top5']:.2%}"
-        self.say(
-            f"epoch {line['epoch']}/{self.config.epochs}: train loss {line['train_loss']:.4f}{evaluated}; "
-            f"{line['images_per_second']:,.0f} images/s, data wait {line['data_wait_share']:.1%}, "
-            f"peak memory {line['peak_memory_bytes'] / 1e9:.2f} GB"
-        )
-
-
-def _profiler(out: Path) -> torch.profiler.profile:
-    """Records steps 6 to 10."""
-    return torch.profiler.profile(
-        schedule=torch.profiler.schedule(wait=3, warmup=2, active=5, repeat=1),
-        on_trace_ready=lambda profile: profile.export_chrome_trace(str(out / "trace.json")),
-    )
+        self.say(describe_epoch(line, self.config.epochs))

@@ -29,7 +29,7 @@ from folders import make_folder, make_image
 from layouts import SYNSETS, tar_bytes, val_name, write_devkit
 
 from pipeline import convert, open_store
-from trainer.config import parse as parse_training
+from trainer.flags import parse as parse_training
 
 ELSEWHERE = {
     "make setup": "CI's first step: it has made the environment that these tests run in",

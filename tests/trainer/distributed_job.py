@@ -17,12 +17,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.augment import DeviceTransform
-from trainer.config import Config
 from trainer.dataset import RankPartitionedDataset
 from trainer.evaluation import evaluate
 from trainer.loader import Loader
 from trainer.main import main
-from trainer.models import build_model, use_sync_bn
+from trainer.models import build_model
 from trainer.ranks import Ranks, process_group
 
 WORLD = 4
@@ -38,13 +37,13 @@ def evaluations(folder: Path, ranks: Ranks) -> dict[str, Any]:
     torch.manual_seed(0)
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.1)
-    pixels = DeviceTransform(Config("s"), [0.3] * 3, [0.2] * 3, CPU)
+    transform = DeviceTransform([0.3] * 3, [0.2] * 3)
     figures = {}
     for split in ("val", "few"):
         data = RankPartitionedDataset(
             folder / "eval.zarr", split, train=False, rank=ranks.rank, world_size=ranks.world_size
         )
-        figures[split] = evaluate(model, Loader(data, 8), pixels, ranks, flip=True)
+        figures[split] = evaluate(model, Loader(data, 8), transform, ranks, flip=True)
     return figures
 
 
@@ -54,27 +53,26 @@ def gradient_errors(ranks: Ranks) -> dict[str, float]:
     x, y = torch.randn(24, 3, 8, 8), torch.arange(24) % 4
     share = 24 // ranks.world_size
     mine = slice(ranks.rank * share, (ranks.rank + 1) * share)
-    errors = {}
-    for name in ("flatten_linear", "resnet_small"):
-        whole = build_model(name, 4, 8).train()
-        split = use_sync_bn(copy.deepcopy(whole), CPU)
-        nn.functional.cross_entropy(whole(x), y).backward()
-        ddp = DistributedDataParallel(split)
-        nn.functional.cross_entropy(ddp(x[mine]), y[mine]).backward()
-        pairs = list(zip(split.parameters(), whole.parameters(), strict=True))
-        scale = max(float(b.grad.abs().max()) for _, b in pairs)
-        errors[name] = max(float((a.grad - b.grad).abs().max()) for a, b in pairs) / scale
-        for (key, a), b in zip(split.state_dict().items(), whole.state_dict().values(), strict=True):
-            if "running" in key:
-                errors[f"{name} buffers"] = max(errors.get(f"{name} buffers", 0.0), float((a - b).abs().max()))
-        if name == "flatten_linear" and ranks.world_size == 2:  # once more compiled (without C++), in two micro-steps
-            split.zero_grad()
-            ddp = DistributedDataParallel(torch.compile(split, dynamic=False, backend="eager"))  # type: ignore[arg-type]
-            for micro_step in (0, 1):
-                ddp.require_backward_grad_sync = micro_step == 1
-                half = slice(mine.start + micro_step * share // 2, mine.start + (micro_step + 1) * share // 2)
-                (nn.functional.cross_entropy(ddp(x[half]), y[half]) / 2).backward()
-            errors["accumulated"] = max(float((a.grad - b.grad).abs().max()) for a, b in pairs) / scale
+    whole = build_model("flatten_linear", 4, 8).train()
+    split = copy.deepcopy(whole)
+    nn.functional.cross_entropy(whole(x), y).backward()
+    pairs = list(zip(split.parameters(), whole.parameters(), strict=True))
+    scale = max(float(b.grad.abs().max()) for _, b in pairs)
+
+    def error() -> float:
+        return max(float((a.grad - b.grad).abs().max()) for a, b in pairs) / scale
+
+    ddp = DistributedDataParallel(split)
+    nn.functional.cross_entropy(ddp(x[mine]), y[mine]).backward()
+    errors = {"plain": error()}
+    if ranks.world_size == 2:  # once more compiled (without C++), and in two micro-steps
+        split.zero_grad()
+        ddp = DistributedDataParallel(torch.compile(split, dynamic=False, backend="eager"))  # type: ignore[arg-type]
+        for micro_step in (0, 1):
+            ddp.require_backward_grad_sync = micro_step == 1
+            half = slice(mine.start + micro_step * share // 2, mine.start + (micro_step + 1) * share // 2)
+            (nn.functional.cross_entropy(ddp(x[half]), y[half]) / 2).backward()
+        errors["accumulated"] = error()
     return errors
 
 

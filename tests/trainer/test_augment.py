@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -21,8 +23,6 @@ from trainer.augment import (
 from trainer.config import Config
 from trainer.order import uniform
 
-CPU = torch.device("cpu")
-
 
 def images(n: int = 6, size: int = 40, channels: int = 3) -> torch.Tensor:
     return torch.randint(
@@ -30,8 +30,8 @@ def images(n: int = 6, size: int = 40, channels: int = 3) -> torch.Tensor:
     )
 
 
-def pixels(config: Config, channels: int = 3) -> DeviceTransform:
-    return DeviceTransform(config, [0.5] * channels, [0.25] * channels, CPU)
+def transform(channels: int = 3, **options: Any) -> DeviceTransform:
+    return DeviceTransform([0.5] * channels, [0.25] * channels, **options)
 
 
 @pytest.mark.parametrize("out", [8, 24, 40, 56])
@@ -86,18 +86,18 @@ def test_shift_is_a_window_of_the_reflected_image() -> None:
 
 @pytest.mark.parametrize("augment", ["crop", "rrc"])
 def test_training_batches_do_not_depend_on_their_company(augment: str) -> None:
-    config = Config("s", augment=augment, pad=0 if augment == "rrc" else 3, seed=9)  # type: ignore[arg-type]
+    change = transform(seed=9, flip=0.5, **({"min_area": 0.08} if augment == "rrc" else {"pad": 3}))
     batch, slots = images(6), np.array([5, 17, 2, 900, 31, 4])
-    whole = pixels(config).training(batch, slots, 2, 24 if augment == "rrc" else 40)
-    parts = [pixels(config).training(batch[i : i + 2], slots[i : i + 2], 2, whole.shape[2]) for i in (0, 2, 4)]
+    whole = change.training(batch, slots, 2, 24 if augment == "rrc" else 40)
+    parts = [change.training(batch[i : i + 2], slots[i : i + 2], 2, whole.shape[2]) for i in (0, 2, 4)]
     assert torch.allclose(torch.cat(parts), whole, atol=1e-5)
     assert whole.is_contiguous(memory_format=torch.channels_last)
-    assert not torch.allclose(pixels(config).training(batch, slots, 3, whole.shape[2]), whole, atol=0.1)
+    assert not torch.allclose(change.training(batch, slots, 3, whole.shape[2]), whole, atol=0.1)
 
 
 def test_flip_and_normalise_in_crop_mode() -> None:
-    config, batch, slots = Config("s", flip=0.5), images(64, 4), np.arange(64)
-    out = pixels(config).training(batch, slots, 0, 4)
+    batch, slots = images(64, 4), np.arange(64)
+    out = transform(flip=0.5).training(batch, slots, 0)
     mirrored = torch.from_numpy(uniform(0, 0, slots, FLIP) < 0.5)
     wanted = torch.where(mirrored[:, None, None, None], batch.flip(3), batch).float()
     assert torch.allclose(out, (wanted / 255 - 0.5) / 0.25, atol=1e-5)
@@ -105,11 +105,11 @@ def test_flip_and_normalise_in_crop_mode() -> None:
 
 
 def test_one_channel_becomes_three_and_imagenet_statistics() -> None:
-    out = pixels(Config("s"), 1).evaluation(images(2, 4, 1))
+    out = transform(1).evaluation(images(2, 4, 1))
     assert out.shape == (2, 3, 4, 4)
     assert torch.equal(out[:, 0], out[:, 2])
     batch = images(2, 4)
-    out = DeviceTransform(Config("s"), IMAGENET_MEAN, IMAGENET_STD, CPU).evaluation(batch)
+    out = DeviceTransform(IMAGENET_MEAN, IMAGENET_STD).evaluation(batch)
     assert torch.allclose(out, tv.normalize(batch / 255, list(IMAGENET_MEAN), list(IMAGENET_STD)), atol=1e-5)
 
 

@@ -23,6 +23,7 @@ from training_runs import (
     ROOT,
     SMALL,
     TORCHRUN,
+    checkpoint,
     flags,
     metrics,
     own_lines,
@@ -31,8 +32,6 @@ from training_runs import (
     torchrun,
     wait_until,
 )
-
-from trainer.run_folder import read_checkpoint
 
 
 def free_ports(count: int) -> list[int]:
@@ -73,14 +72,11 @@ def test_evaluation_is_the_same_on_1_to_4_ranks(results: list[dict[str, Any]]) -
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_gradients_equal_one_process_on_the_whole_batch(results: list[dict[str, Any]], world_size: int) -> None:
-    """float32: 1e-5 of the largest gradient without batch norm, 1e-4 with SyncBN (its sums take another order)."""
+    """float32: 1e-5 of the largest gradient."""
     for rank in range(world_size):
         errors = results[rank][f"gradients {world_size}"]
-        assert errors["flatten_linear"] < 1e-5
-        assert errors.get("accumulated", 0.0) < 1e-5
+        assert max(errors.values()) < 1e-5
         assert ("accumulated" in errors) == (world_size == 2)
-        assert errors["resnet_small"] < 1e-4
-        assert errors["resnet_small buffers"] < 1e-5
 
 
 def test_4097_samples_on_4_ranks_with_global_batch_1024(results: list[dict[str, Any]]) -> None:
@@ -104,15 +100,13 @@ def test_the_literal_command_then_resume_on_one_rank(store: Path, tmp_path: Path
     done = torchrun(2, fields)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("epoch 1/2") == 1
-    whole = read_checkpoint(out / "last.pt")
+    whole = checkpoint(out)
     os.replace(out / "previous.pt", out / "last.pt")
     command = [sys.executable, "trainer/main.py", *flags(**{**SMALL, **fields, "resume": "auto"})]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     assert "1 of 2 epochs, 15 steps are done" in done.stdout
-    resumed = read_checkpoint(out / "last.pt")
-    assert whole is not None
-    assert resumed is not None
+    resumed = checkpoint(out)
     assert resumed["data"] == whole["data"]
     for name, value in resumed["model"].items():
         assert torch.allclose(value, whole["model"][name], rtol=1e-4, atol=1e-5)
@@ -141,7 +135,6 @@ def test_sigterm_to_torchrun_leaves_a_checkpoint_and_no_process(store: Path, tmp
     assert process.returncode != 0
     (line,) = own_lines(stderr)
     assert "stopped by SIGTERM after step" in line
-    state = read_checkpoint(tmp_path / "last.pt")
-    assert state is not None
+    state = checkpoint(tmp_path)
     assert f"step {state['step']:,}," in line
     assert state["sums"].shape == (2, 4)

@@ -19,6 +19,7 @@ from training_runs import (
     ROOT,
     SMALL,
     TORCHRUN,
+    checkpoint,
     epochs_done,
     flags,
     metrics,
@@ -27,8 +28,6 @@ from training_runs import (
     torchrun,
     wait_until,
 )
-
-from trainer.run_folder import read_checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -59,8 +58,7 @@ def ended(process: psutil.Process) -> bool:
 
 
 def model(out: Path) -> dict[str, torch.Tensor]:
-    state = read_checkpoint(out / "last.pt")
-    assert state is not None
+    state = checkpoint(out)
     return state["model"]
 
 
@@ -109,8 +107,7 @@ def test_ranks_end_when_torchrun_is_killed(store: Path, tmp_path: Path) -> None:
                     rank.kill()
         assert process.stderr is not None
         assert b"stopped by SIGTERM after step" in process.stderr.read()
-    state = read_checkpoint(out / "last.pt")
-    assert state is not None
+    state = checkpoint(out)
     assert state["step"] >= 8 * 5
     done = state["step"] // 8
     again = torchrun(2, {**fields, "epochs": done + 1, "resume": "auto"}, env=ENV)

@@ -16,7 +16,8 @@ from torchvision.models import regnet
 
 from pipeline.errors import UsageError
 from trainer.augment import IMAGENET_MEAN, IMAGENET_STD
-from trainer.models import OWN, build_model, load_weights, parameter_groups, read_weights
+from trainer.models import OWN, build_model, load_weights, read_weights
+from trainer.optimizer import parameter_groups
 
 
 @pytest.mark.parametrize("name", ["resnet_small", "resnet_small_wide", "flatten_linear", "vit_s_16", "resnet18"])

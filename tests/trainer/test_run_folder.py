@@ -12,7 +12,7 @@ import torch
 
 from pipeline.errors import Error, UsageError
 from trainer import run_folder as checkpoint
-from trainer.run_folder import LAST, PREVIOUS, RunFolder, read_checkpoint
+from trainer.run_folder import LAST, PREVIOUS, RunFolder
 
 
 @pytest.fixture
@@ -195,4 +195,3 @@ def test_checkpoints_need_no_unpickling_of_code(folder: RunFolder) -> None:
     folder.save(state(4))
     loaded = torch.load(folder.path / LAST, weights_only=True)
     assert loaded["step"] == 4
-    assert read_checkpoint(folder.path / "lock") is None

@@ -16,14 +16,14 @@ import torch
 import torchvision
 from folders import tree
 from stores import make_store
-from training_runs import flags, metrics, quadrant_images, quadrant_store, refusal, run_here
+from training_runs import checkpoint, flags, metrics, quadrant_images, quadrant_store, refusal, run_here
 
 from pipeline.errors import UsageError
 from trainer import evaluation, main, run_folder, stop
 from trainer.config import Config
 from trainer.metrics import draw_curves
-from trainer.run_folder import read_checkpoint
-from trainer.setup import Batching, learning_rate
+from trainer.optimizer import learning_rate
+from trainer.setup import Batching
 from trainer.stop import LossWatch
 
 
@@ -49,12 +49,6 @@ RICH = {
     "clip_grad": 1.0,
     "lr": 0.2,
 }
-
-
-def checkpoint(out: Path) -> dict[str, Any]:
-    state = read_checkpoint(out / "last.pt")
-    assert state is not None
-    return state
 
 
 def assert_same(a: Any, b: Any, path: str = "") -> None:

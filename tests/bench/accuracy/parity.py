@@ -39,7 +39,6 @@ from tests.bench.accuracy.data import read_images
 from tests.bench.accuracy.summary import put_into
 from trainer.augment import DeviceTransform
 from trainer.bench.machine import describe
-from trainer.config import Config
 from trainer.dataset import RankPartitionedDataset
 from trainer.evaluation import evaluate
 from trainer.loader import Loader
@@ -133,7 +132,7 @@ class Pictures:
 def ask(network: nn.Module, batches: Iterator[tuple[Tensor, Tensor]]) -> dict[str, Any]:
     """`top1`, `top5` (0 to 1), `pictures`, and `answers`: int64 (n,), the network's first choices."""
     recorder = Answers(network)
-    pixels = DeviceTransform(Config("pictures"), MEAN, STD, torch.device("cpu"))
+    pixels = DeviceTransform(MEAN, STD)
     figures = evaluate(recorder, batches, pixels, Ranks())  # type: ignore[arg-type]  # any batches will do
     assert figures is not None
     answers = torch.cat(recorder.logits).argmax(1)

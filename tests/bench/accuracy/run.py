@@ -64,8 +64,8 @@ class OrdinaryLoader(Loader):
         self.data.set_epoch(epoch + 1)
 
 
-class OrdinarySession(TrainingSetup):
-    """A session whose training batches come from the JPEGs."""
+class OrdinarySetup(TrainingSetup):
+    """A setup whose training batches come from the JPEGs."""
 
     folder: Path
     min_area: float
@@ -81,7 +81,7 @@ class _Losses:
     def __init__(self) -> None:
         self.train: list[float] = []
 
-    def step(self, step: int, loss: float, lr: float) -> None:
+    def step(self, step: int, lr: float, loss: float, loss_step: int) -> None:
         pass
 
     def epoch(self, line: dict[str, Any]) -> None:
@@ -98,12 +98,12 @@ def start(name: str, seed: int, settings: Settings, work: Path) -> TrainingRun:
     models.OWN.setdefault(NARROW, lambda num_classes, _: models.ResNetSmall(num_classes, 8))
     chosen = arm(name)
     config = chosen.config(settings, work / "stores", seed)
-    kind = OrdinarySession if chosen.min_area else TrainingSetup
-    session = kind(config, Ranks(), torch.device("cpu"), lambda _: None)
-    if isinstance(session, OrdinarySession):
-        session.folder, session.min_area = work / "originals" / "train", chosen.min_area
-    session.val = None  # evaluated once, at the end
-    return TrainingRun(session, None, lambda _: None)
+    kind = OrdinarySetup if chosen.min_area else TrainingSetup
+    setup = kind(config, Ranks(), torch.device("cpu"), lambda _: None)
+    if isinstance(setup, OrdinarySetup):
+        setup.folder, setup.min_area = work / "originals" / "train", chosen.min_area
+    setup.val = None  # evaluated once, at the end
+    return TrainingRun(setup, None, lambda _: None)
 
 
 def train_and_evaluate(name: str, seed: int, settings: Settings, work: Path) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def train_and_evaluate(name: str, seed: int, settings: Settings, work: Path) -> 
     top1 = {}
     for store, crop in sorted(places):
         loader = Loader(RankPartitionedDataset(store, "val", crop=crop), EVAL_BATCH)
-        figures = evaluate(run.raw, loader, run.session.pixels, run.ranks, amp=settings.amp)
+        figures = evaluate(run.raw, loader, run.setup.transform, run.ranks, amp=settings.amp)
         assert figures is not None
         loader.close()
         top1[place_name(crop, store)] = figures["val_top1"]
