@@ -39,7 +39,7 @@ def make_store(
     Args:
         path: the store's folder.
         splits: name -> (images uint8 (N, S, S, C), labels (N,)).
-        chunk_images: slots per chunk.
+        chunk_images: slots per chunk, at most those of the split.
         bad: name -> slots to make bad (zeroed, labelled -1).
         class_ids: one id per class; made up where not given.
     """
@@ -55,8 +55,9 @@ def make_store(
         slots = list(bad.get(name, ()))
         images[slots] = 0
         labels[slots] = -1
-        num_chunks = -(-len(images) // chunk_images)
-        padded = np.zeros((num_chunks * chunk_images, *images.shape[1:]), np.uint8)
+        per_chunk = min(chunk_images, len(images)) or 1
+        num_chunks = -(-len(images) // per_chunk)
+        padded = np.zeros((num_chunks * per_chunk, *images.shape[1:]), np.uint8)
         padded[: len(images)] = images
         chunks = padded.reshape(num_chunks, -1)
         folder = path / name
@@ -81,5 +82,5 @@ def make_store(
             "std": std,
         }
         shape = images.shape[1:]
-        write_split(LocalStore(folder), "", shape, chunk_images, arrays, split_attributes(arrays, attributes))
+        write_split(LocalStore(folder), "", shape, per_chunk, arrays, split_attributes(arrays, attributes))
     return path

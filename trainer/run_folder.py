@@ -132,7 +132,7 @@ class RunFolder:
     def adopt(self, path: Path, epochs_done: int, best: float) -> bool:
         """Copy metrics.jsonl and best.pt from another run's folder; returns whether best.pt was copied.
 
-        It isn't copied where a later epoch than the checkpoint's had a better top-1 than `best`: it is that epoch's then.
+        It isn't copied where a later epoch than the checkpoint's was better than `best`: it is of that epoch.
 
         Raises:
             OSError: a file can't be read or written.
