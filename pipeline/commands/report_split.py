@@ -80,7 +80,7 @@ def _classes(store: Store, classes: ClassSurvey) -> dict[str, Any]:
         return [(label, class_text(store, label), int(classes.counts[label])) for label in labels.tolist()]
 
     is_named, chart = len(classes.counts) <= MOST_NAMED_CLASSES, None
-    if not is_named and largest > smallest:
+    if not is_named and largest > smallest + 1:
         label = (
             f"Samples per class, classes sorted by size: the largest has {count(largest)}, the median {count(median)}, "
             f"the smallest {count(smallest)}."

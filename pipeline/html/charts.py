@@ -225,7 +225,7 @@ def lines(
     Args:
         text: writes a value in a title.
     """
-    plot = Plot(x_axis, y_axis)
+    plot = Plot(x_axis, y_axis, height=230, width=360, left=58, right=346)
     with_dots = sum(len(one.xs) for one in series) <= most_dots
     paths, dots = [], []
     for one in series:

@@ -45,7 +45,7 @@ class Panel:
 
 CURVES = (
     Panel("Loss", {"val_loss": "validation loss", "train_loss": "training loss"}, from_zero=False),
-    Panel("Accuracy", {"val_top1": "validation top-1", "val_top5": "validation top-5"}, from_zero=False),
+    Panel("Validation accuracy", {"val_top1": "top-1", "val_top5": "top-5"}, from_zero=False),
     Panel("Learning rate", {"lr": "learning rate"}),
 )
 THROUGHPUT = (

@@ -120,9 +120,9 @@ def test_figures_are_those_of_the_store(store: Path, labels: np.ndarray) -> None
 
     images = make_images(60)[[i for i in range(60) if i not in (3, 11, 40)]] / 255
     channels = section_of(page, 0).tables()["Mean and spread of each channel"]
-    assert [row[1] for row in channels[1:]] == [f"{value:.4f}" for value in images.mean((0, 1, 2))]
-    assert [row[2] for row in channels[1:]] == [f"{value:.4f}" for value in images.std((0, 1, 2))]
-    assert [row[3] for row in channels[1:]] == [f"{255 * value:.2f}" for value in images.mean((0, 1, 2))]
+    assert [row[2] for row in channels[1:]] == [f"{value:.4f}" for value in images.mean((0, 1, 2))]
+    assert [row[3] for row in channels[1:]] == [f"{value:.4f}" for value in images.std((0, 1, 2))]
+    assert [row[4] for row in channels[1:]] == [f"{255 * value:.2f}" for value in images.mean((0, 1, 2))]
     mean, std = images.mean((0, 1, 2))[0], images.std((0, 1, 2))[0]
     (bar, dot) = section_of(page, 0).find("span", "range")[0].children
     assert bar.attributes["style"] == f"left:{100 * (mean - std):.3g}%;width:{200 * std:.3g}%"

@@ -124,11 +124,11 @@ def chart(page: Element, title: str) -> Element:
 
 def test_curves_go_through_the_figures(runs: list[Path]) -> None:
     page = read_page(write_report(runs))
-    accuracy = chart(page, "Accuracy")
+    accuracy = chart(page, "Validation accuracy")
     top1, top5 = (accuracy.find("circle")[i : i + 6] for i in (0, 6))
     dots = [dot.find("title")[0].text for dot in top1]
     assert dots == [
-        f"{name}, validation top-1, epoch {epoch}: {value}.00%"
+        f"{name}, top-1, epoch {epoch}: {value}.00%"
         for name, values in [("one", [10, 40, 38, 40]), ("two", [20, 30])]
         for epoch, value in enumerate(values, 1)
     ]
@@ -140,7 +140,7 @@ def test_curves_go_through_the_figures(runs: list[Path]) -> None:
     assert len(accuracy.find("path", "line")) == 4
     assert len(accuracy.find("path", "thin")) == 2
     label = accuracy.find("svg")[0].attributes["aria-label"]
-    assert "one, validation top-1: from 10.00% to 40.00%. two, validation top-1: from 20.00% to 30.00%." in label
+    assert "one, top-1: from 10.00% to 40.00%. two, top-1: from 20.00% to 30.00%." in label
     assert [item.text for item in page.one("curves").find("ul", "legend")[0].find("li")] == ["one", "two"]
 
 
@@ -176,7 +176,7 @@ def test_top5_is_left_out_where_it_says_nothing(tmp_path: Path) -> None:
     page = read_page(write_report([make_run(tmp_path / "a", epochs(2, val_top5=[1.0, 1.0]))]))
     assert "Last top-5" not in page.tables()["Runs at a glance"][0]
     assert "Top-5" not in page.tables()["Epochs of a"][0]
-    assert len(chart(page, "Accuracy").find("path", "line")) == 1
+    assert len(chart(page, "Validation accuracy").find("path", "line")) == 1
     assert "Not recorded" not in page.text
 
 
@@ -217,7 +217,7 @@ def test_runs_without_config_validation_or_epochs(tmp_path: Path) -> None:
     bare = make_run(tmp_path / "bare", [{"epoch": 1, "train_loss": 1.0, "val_loss": None, "val_top1": None}])
     fresh = make_run(tmp_path / "fresh", [])
     page = read_page(write_report([bare, fresh]))
-    assert "Not recorded: validation loss, validation top-1, validation top-5, learning rate." in page.text
+    assert "Not recorded: validation loss, top-1, top-5, learning rate." in page.text
     assert "fresh: no epoch is finished yet." in page.text
     assert "The runs' folders hold no config.yaml." in page.text
     assert page.tables()["Runs at a glance"][2] == ["fresh", "0", *["–"] * 8]
