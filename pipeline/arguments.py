@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
@@ -26,6 +27,13 @@ _FILES = {  # the value of `shtab.FILE`, which needn't be installed
     "powershell": "_shtab_powershell_compgen_files",
 }
 
+
+TRAINER = {
+    "train": ("trainer.main", "Train a classifier on a store."),
+    "predict": ("trainer.predict", "Say what images show, by the weights of a run."),
+    "report-runs": ("trainer.report.__main__", "Write one HTML page about runs."),
+}
+"""Commands of the trainer: their modules, which have a `main`, and their help."""
 
 _SHELLS = [f"shtab-{shell}" for shell in ("bash", "zsh", "tcsh")]
 
@@ -77,6 +85,9 @@ def parse(arguments: Sequence[str], prog: str = PROG) -> argparse.Namespace:
         UsageError: in one line.
     """
     parser, commands = _parsers(prog)
+    if not arguments:
+        parser.print_help(sys.stderr)
+        parser.exit(2)
     args, unknown = parser.parse_known_args(arguments)
     if unknown:
         command = commands[args.command]
@@ -91,7 +102,7 @@ def parse(arguments: Sequence[str], prog: str = PROG) -> argparse.Namespace:
 def _parsers(prog: str) -> tuple[Parser, dict[str, Parser]]:
     parser = Parser(
         prog=prog,
-        description="Convert image datasets into stores, and look after the stores.",
+        description="Convert image datasets into stores, look after the stores, and train on them.",
         epilog="exit codes: 0 success, 1 failed check or job, 2 wrong use, 130, 143, 141: Ctrl-C, SIGTERM, no reader",
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
@@ -108,6 +119,8 @@ def _parsers(prog: str) -> tuple[Parser, dict[str, Parser]]:
 
     _add_convert(command)
     _add_others(command)
+    for name, (_, text) in TRAINER.items():
+        adder.add_parser(name, help=text, add_help=False)
     for name, made in commands.items():
         _common(made, argparse.SUPPRESS)  # so that what stands before the command's name counts, too
         made.usage = f"{prog} {name} {' '.join(_positionals(made))} [options]"

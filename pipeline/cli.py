@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
+import importlib.util
 import json
 import os
 import signal
@@ -13,7 +13,7 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pipeline.arguments import PROG, parse
+from pipeline.arguments import PROG, TRAINER, parse
 from pipeline.conversion.options import ConvertOptions
 from pipeline.conversion.workdir import Workspace, store_paths
 from pipeline.errors import Error, UsageError
@@ -84,7 +84,7 @@ def _run_report(args: Namespace) -> None:
 
 
 def _run_bench(args: Namespace) -> None:
-    benchmark = importlib.import_module("trainer.bench.command")  # needs the extra `train`
+    benchmark = _trainer("bench", "trainer.bench.command")
     _show(args, benchmark.bench(args.store), benchmark.bench_text)
 
 
@@ -97,6 +97,13 @@ COMMANDS: dict[str, Callable[[Namespace], None]] = {
     "report": _run_report,
     "bench": _run_bench,
 }
+
+
+def _trainer(command: str, module: str) -> Any:
+    """A module of the trainer, which the pipeline knows by name only."""
+    if importlib.util.find_spec("torch") is None and command != "report-runs":
+        raise UsageError(f"{command}: needs PyTorch, which isn't installed: pip install 'efficient-imagenet[train]'")
+    return importlib.import_module(module)
 
 
 class _Terminated(SystemExit):
@@ -150,6 +157,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     args = None
+    words = [word for word in arguments if not word.startswith("-")]
+    if words and words[0] in TRAINER:  # which parse, and say what went wrong, for themselves
+        arguments.remove(words[0])
+        try:
+            return int(_trainer(words[0], TRAINER[words[0]][0]).main(arguments))
+        except UsageError as error:
+            return _say(f"error: {error}", error.exit_code)
     # What joblib's resource tracker says when it cleans up after a killed run is no news to whoever killed it.
     os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker:UserWarning")
     if threading.current_thread() is threading.main_thread():

@@ -1,15 +1,20 @@
+import inspect
 import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from folders import make_folder, same_tree
 
+from pipeline import convert
 from pipeline.arguments import parse
 from pipeline.cli import _what_is_left, main
+from pipeline.errors import Error, UsageError
 
 
 def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -83,7 +88,6 @@ def test_relative_paths(folder: Path, store: Path, tmp_path: Path) -> None:
         (["convert", "{folder}", "x.zarr", "--part", "0/4"], 2, "--part 0/4: I must be from 1 to N"),
         (["convert", "{folder}", "x.zarr", "--quiet", "--verbose"], 2, "--quiet and --verbose contradict each other"),
         (["transmogrify"], 2, "transmogrify"),
-        ([], 2, "see `python -m pipeline --help`"),
         (["verify", "x.zarr"], 2, "no store there"),
         (["info", "{folder}"], 2, "not a store"),
         (["commit", "x.zarr"], 2, "nothing to commit there"),
@@ -258,3 +262,75 @@ def test_a_stopped_command_says_what_is_left(folder: Path, tmp_path: Path) -> No
     assert said(*several) == "no chunk was finished yet: rerun the same command"
     assert main([*convert, "--quiet"]) == 0
     assert said(*convert) == "finished splits are kept: rerun the same command to go on"
+
+
+def test_nothing_asked_for_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([])
+    text = capsys.readouterr().err
+    for command in ("convert", "verify", "train", "report-runs"):
+        assert f"    {command} " in text
+
+
+def test_quiet_and_debug_may_stand_before_the_command(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = [str(folder), str(tmp_path / "a.zarr"), "--size", "8", "--n-jobs", "1"]
+    assert main(["--quiet", "convert", *options]) == 0
+    assert capfd.readouterr() == ("", "")
+    with pytest.raises(Error):
+        main(["--debug", "convert", *options, "--fit", "pad"])
+
+
+def test_the_help_shows_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["convert", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert text.startswith("usage: python -m pipeline convert SRC DST [options]")
+    for default in ("256", "crop", "bicubic", "loky", "stop", "100.0"):
+        assert f"(default: {default})" in text
+
+
+@pytest.mark.parametrize(
+    ("command", "module"),
+    [("train", "trainer.main"), ("predict", "trainer.predict"), ("report-runs", "trainer.report.__main__")],
+)
+def test_commands_of_the_trainer_get_their_arguments(
+    command: str, module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[list[str]] = []
+    monkeypatch.setitem(sys.modules, module, SimpleNamespace(main=lambda arguments: seen.append(arguments) or 7))
+    assert main(["--debug", command, "x", "--lr", "1"]) == 7
+    assert seen == [["--debug", "x", "--lr", "1"]]
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert main([command, "x"]) == (7 if command == "report-runs" else 2)
+    if command != "report-runs":
+        assert "efficient-imagenet[train]" in capsys.readouterr().err
+
+
+def test_every_option_is_a_flag_and_a_keyword(tmp_path: Path) -> None:
+    """The flags, the help and the keyword arguments have one source, and numpy's integers are integers."""
+    text = run("convert", "--help").stdout
+    keywords = [*inspect.signature(convert).parameters][2:]
+    assert len(keywords) > 25
+    for name in keywords:
+        assert f"--{name.replace('_', '-')}" in text
+    samples = [(np.full((4, 4, 3), i, np.uint8), i % 2) for i in range(6)]
+    for name, number in (("a", int), ("b", np.int16)):
+        convert(
+            samples,
+            tmp_path / f"{name}-{{size}}.zarr",
+            size=[number(4), number(2)],
+            n_jobs=number(1),
+            seed=number(3),
+            max_pixels=number(99),
+            limit_per_class=number(2),
+            quiet=True,
+        )
+    assert same_tree(tmp_path / "a-4.zarr", tmp_path / "b-4.zarr")
+    with pytest.raises(UsageError, match="--seed 1.5: must be a whole number"):
+        convert(samples, tmp_path / "c.zarr", seed=1.5)
+    with pytest.raises(UsageError, match="--size 8: must be a whole number"):
+        convert(samples, tmp_path / "c.zarr", size="8")
+    with pytest.raises(TypeError, match="sise"):
+        convert(samples, tmp_path / "c.zarr", sise=8)
