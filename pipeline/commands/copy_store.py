@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import joblib
 import numpy as np
@@ -126,7 +126,8 @@ def _copy_store(source: str, target: str, codec: str, n_jobs: int, quiet: bool) 
             if _exists(store):
                 raise UsageError(f"{target}: a store is there already; choose another DST or delete it first")
             _copy(group, source, store, encoding, n_jobs, quiet)
-        say(f"{target}: copied with codec {codec}", quiet=quiet)
+            sizes = f"{_image_bytes(group):,} bytes of images became {_image_bytes(zarr.open_group(store, mode='r')):,}"
+        say(f"{target}: copied with codec {codec}; {sizes}", quiet=quiet)
         return
     final = Path(os.path.abspath(target))
     if final.exists():
@@ -141,7 +142,13 @@ def _copy_store(source: str, target: str, codec: str, n_jobs: int, quiet: bool) 
             publish(staged, final)
         finally:
             shutil.rmtree(staged, ignore_errors=True)
-    say(f"{final}: copied with codec {codec}", quiet=quiet)
+        sizes = f"{_image_bytes(group):,} bytes of images became {_image_bytes(zarr.open_group(final, mode='r')):,}"
+    say(f"{final}: copied with codec {codec}; {sizes}", quiet=quiet)
+
+
+def _image_bytes(group: zarr.Group) -> int:
+    """Bytes of all chunk files, as they are stored."""
+    return sum(cast(zarr.Array, split["images"]).nbytes_stored() for _, split in group.groups())
 
 
 def _is_inside(target: str, source: str) -> bool:

@@ -7,6 +7,7 @@ zarr, joblib nor PIL, so that a data-loading process stays small. `docs/format.m
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,10 @@ class Store:
 
     def __contains__(self, split: object) -> bool:
         return split in self.splits
+
+    def __iter__(self) -> Iterator[str]:
+        """Names of the complete splits."""
+        return iter(self.splits)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Store, (str(self.path),))

@@ -1,3 +1,4 @@
+import re
 import shutil
 import socket
 import subprocess
@@ -43,8 +44,11 @@ def test_there_and_back(store: Path, images: np.ndarray, tmp_path: Path, codec: 
     assert not list(tmp_path.glob("*.work"))
 
 
-def test_codecs_compress(store: Path, tmp_path: Path) -> None:
+def test_codecs_compress(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = {}
+    copy_store(store, tmp_path / "said.zarr", codec="max")
+    before, after = re.findall(r"[\d,]{4,}", capsys.readouterr().err.rpartition("codec max")[2])
+    assert int(after.replace(",", "")) < int(before.replace(",", ""))
     for codec in CODECS:
         copy_store(store, tmp_path / f"{codec}.zarr", codec=codec, quiet=True)
         sizes[codec] = sum(f.stat().st_size for f in (tmp_path / f"{codec}.zarr" / "train" / "images").glob("c.*"))

@@ -27,7 +27,7 @@ def store_path(tmp_path: Path, images: np.ndarray) -> Path:
 
 def test_reads_what_was_written(store_path: Path, images: np.ndarray) -> None:
     store = open_store(store_path)
-    assert store.splits == ["train", "val"]
+    assert store.splits == list(store) == ["train", "val"]
     assert store.class_ids == ["cat", "dog", "eel"]
     train = store["train"]
     assert (train.num_samples, train.num_valid, train.num_chunks) == (11, 10, 3)
