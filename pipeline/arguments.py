@@ -15,7 +15,6 @@ from pipeline import __version__
 from pipeline.conversion.options import COMMAND_KINDS, ON_ERROR, ConvertOptions
 from pipeline.errors import UsageError
 from pipeline.store.format import CODECS
-from pipeline.store.format import CODECS
 from pipeline.text import one_line
 
 PROG = "python -m pipeline"
