@@ -53,13 +53,18 @@ def run_threads(count: int, work: Callable[[int], None]) -> None:
 
 
 @contextlib.contextmanager
-def on_cores(count: int) -> Iterator[None]:
-    """Keep the block, and threads that it starts, on so many cores, where the system can do that."""
+def on_cores(count: int, turn: int = 0) -> Iterator[None]:
+    """Keep the block, and threads that it starts, on so many cores, where the system can do that.
+
+    Args:
+        turn: processes with different turns use different cores, while there are some.
+    """
     if not hasattr(os, "sched_setaffinity"):
         yield
         return
     before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, sorted(before)[-count:])
+    start = turn * count % len(before)
+    os.sched_setaffinity(0, sorted(before, reverse=True)[start : start + count])
     try:
         yield
     finally:
