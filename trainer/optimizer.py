@@ -1,8 +1,7 @@
-"""The optimizer, and the learning rate of each step."""
+"""The optimizer and its parameter groups."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -24,10 +23,3 @@ def make_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
     if config.optimizer == "adamw":
         return torch.optim.AdamW(groups, lr=0.0, betas=(config.momentum, 0.999))
     return torch.optim.SGD(groups, lr=0.0, momentum=config.momentum, nesterov=config.nesterov)
-
-
-def learning_rate(step: int, total_steps: int, warmup_steps: float, peak: float) -> float:
-    """Rate of step number `step`, from 0: linear warm-up, then half a cosine to 0 (Loshchilov & Hutter, SGDR, 2017)."""
-    if step < warmup_steps:
-        return peak * (step + 1) / (warmup_steps + 1)
-    return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup_steps) / (total_steps - warmup_steps)))

@@ -23,11 +23,12 @@ from trainer.flags import dump
 from trainer.loader import Loader
 from trainer.metrics import Metrics, describe_epoch, peak_memory_bytes, profiler
 from trainer.models import SampleLosses
-from trainer.optimizer import learning_rate, make_optimizer
+from trainer.optimizer import make_optimizer
 from trainer.ranks import Ranks, all_gather, broadcast_object, device_name
 from trainer.report.provenance import record_start
 from trainer.resume import State, checkpoint, restore
 from trainer.run_folder import RunFolder, unwritable
+from trainer.schedule import learning_rate
 from trainer.setup import TrainingSetup
 from trainer.stop import GO, LossWatch, Signals, Stopped
 

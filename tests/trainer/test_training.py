@@ -22,7 +22,8 @@ from pipeline.errors import UsageError
 from trainer import evaluation, main, run_folder, stop
 from trainer.config import Config
 from trainer.metrics import draw_curves
-from trainer.optimizer import learning_rate
+from trainer.report.records import load_runs
+from trainer.schedule import learning_rate
 from trainer.setup import Batching
 from trainer.stop import LossWatch
 
@@ -89,6 +90,7 @@ def test_a_run_learns_and_writes_what_it_promises(
     assert lines[-1]["val_top1"] > 0.9
     assert lines[-1]["val_top5"] == 1.0
     assert 0 <= lines[-1]["data_wait_share"] <= 1
+    assert len(load_runs([out])[0].rates_by_step(100)[0]) == 40  # the report finds the rates that the run had
     names = set(os.listdir(out))
     assert names >= {"config.yaml", "metrics.jsonl", "starts.jsonl", "last.pt", "previous.pt", "best.pt", "trace.json"}
     assert any(name.startswith("events.out.tfevents") for name in names)

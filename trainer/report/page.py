@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline.html.charts import Axis, Series, legend, linear_axis, lines
 from pipeline.html.page import SIZE_UNITS, count, render, unit_of
-from trainer.report.records import RunRecord, compare_configs
+from trainer.report.records import RunRecord, compare_configs, thin_out
 
 TEMPLATE = Path(__file__).with_name("runs.html")
 MOST_POINTS = 150
@@ -191,9 +191,11 @@ def _panel(runs: Sequence[RunRecord], panel: Panel, figures: dict[str, Figure]) 
         look.append(Series(name, (), (), NEUTRAL if several else place, thin))
         for number, run in enumerate(runs):
             full_name = f"{run.name}, {name}" if len(known) > 1 else run.name
-            values, finite = run.values(key), run.finite(key)
-            chosen = thin_out(len(values), MOST_POINTS)
-            xs, ys = [run.epochs[i]["epoch"] for i in chosen], [values[i] for i in chosen]
+            xs, ys = run.rates_by_step(MOST_POINTS) if key == "lr" else ([], [])
+            if not xs:
+                chosen, values = thin_out(len(run.epochs), MOST_POINTS), run.values(key)
+                xs, ys = [run.epochs[i]["epoch"] for i in chosen], [values[i] for i in chosen]
+            finite = [y for y in ys if math.isfinite(y)]
             series.append(Series(full_name, xs, ys, number if several else place, thin))
             said.append(f"{full_name}: {f'from {text(finite[0])} to {text(finite[-1])}' if finite else 'none'}.")
     figure = figures[known[0][0]]
@@ -203,12 +205,6 @@ def _panel(runs: Sequence[RunRecord], panel: Panel, figures: dict[str, Figure]) 
     made["chart"] = lines(series, " ".join(said), x_axis, y_axis, figure.text)
     made["legend"] = legend(look) if len(look) > 1 else ""
     return made
-
-
-def thin_out(num: int, most: int) -> list[int]:
-    """At most `most` of 0 ... num - 1, evenly spread, the first and the last among them."""
-    most = min(num, most)
-    return [round(i * (num - 1) / max(most - 1, 1)) for i in range(most)]
 
 
 def _marked(values: Sequence[str]) -> list[Cell]:

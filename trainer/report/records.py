@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from pipeline.errors import Error, UsageError
+from trainer.schedule import learning_rate
 
 METRICS, CONFIG, STARTS, LOCK = "metrics.jsonl", "config.yaml", "starts.jsonl", "lock"
 IDENTITY_FIELDS = frozenset({"out", "resume", "debug"})
@@ -61,6 +62,29 @@ class RunRecord:
         """Median over the epochs; the first, which warms caches and compiles, counts only where it's the only one."""
         values = self.finite(key)
         return statistics.median(values[1:] or values) if values else None
+
+    def rates_by_step(self, most: int) -> tuple[list[float], list[float]]:
+        """(epochs, learning rates) of the steps done, at most `most` and some more in the warm-up; both empty where the
+        config's schedule doesn't give the rates in metrics.jsonl, as after a resume with another config."""
+        last, config = self.epochs[-1] if self.epochs else {}, self.config
+        start = self.starts[-1] if self.starts else {}
+        try:
+            steps = last["step"] // last["epoch"]
+            total, warmup = config["epochs"] * steps, config["warmup_epochs"] * steps
+            peak = config["lr"] * (start.get("global_batch") or config["global_batch"]) / 256
+            for line in self.epochs:
+                if not math.isclose(learning_rate(line["step"] - 1, total, warmup, peak), line["lr"], rel_tol=1e-6):
+                    return [], []
+        except (KeyError, TypeError, ZeroDivisionError):
+            return [], []
+        chosen = sorted({*thin_out(last["step"], most), *thin_out(min(last["step"], int(warmup) + 2), most // 8)})
+        return [(step + 1) / steps for step in chosen], [learning_rate(step, total, warmup, peak) for step in chosen]
+
+
+def thin_out(num: int, most: int) -> list[int]:
+    """At most `most` of 0 ... num - 1, evenly spread, the first and the last among them."""
+    most = min(num, most)
+    return [round(i * (num - 1) / max(most - 1, 1)) for i in range(most)]
 
 
 def load_runs(

@@ -15,6 +15,7 @@ from pages import Element, read_page
 from pipeline.errors import Error
 from trainer.report.__main__ import default_path, main, write_report
 from trainer.report.records import compare_configs, config_text, load_runs
+from trainer.schedule import learning_rate
 
 LINE = {
     "epoch": 1,
@@ -154,6 +155,46 @@ def test_losses_share_one_scale(runs: list[Path]) -> None:
         place["one, validation loss, epoch 1: 2.0000"] - 2 * per_unit, abs=0.15
     )
     assert [item.text for item in figure.find("li")] == ["validation loss", "training loss"]
+
+
+def scheduled(folder: Path, num_epochs: int, **config: Any) -> Path:
+    """A run of 10 steps an epoch whose rates are those of its config."""
+    rates = [learning_rate(10 * (i + 1) - 1, 10 * 4, 5, 0.5) for i in range(num_epochs)]
+    fields = {"lr": 2.0, "global_batch": 64, "warmup_epochs": 0.5, "epochs": 4, "data": "x", "model": "m", **config}
+    return make_run(folder, epochs(num_epochs, lr=rates), fields)
+
+
+def test_learning_rate_shows_every_step_of_the_warm_up(tmp_path: Path) -> None:
+    (run,) = load_runs([scheduled(tmp_path / "a", 3)])
+    xs, ys = run.rates_by_step(150)
+    assert xs == pytest.approx([i / 10 for i in range(1, 31)])
+    assert ys == pytest.approx(
+        [0.5 * (i + 1) / 6 for i in range(5)] + [learning_rate(i, 40, 5, 0.5) for i in range(5, 30)]
+    )
+    few = run.rates_by_step(16)
+    assert len(few[0]) < 25
+    assert set(zip(*few, strict=True)) <= set(zip(xs, ys, strict=True))
+    path = chart(read_page(write_report([run.folder])), "Learning rate").find("path", "line")[0].attributes["d"]
+    heights = [float(pair.split()[1]) for pair in path[1:].split("L")]
+    assert len(heights) == 30
+    assert heights.index(min(heights)) == 5
+    assert heights[0] > heights[29]
+
+
+def test_global_batch_of_the_start_counts(tmp_path: Path) -> None:
+    folder = scheduled(tmp_path / "a", 3, global_batch=None)
+    assert load_runs([folder])[0].rates_by_step(150) == ([], [])
+    (folder / "starts.jsonl").write_text(json.dumps({"global_batch": 64}) + "\n")
+    assert len(load_runs([folder])[0].rates_by_step(150)[0]) == 30
+
+
+@pytest.mark.parametrize(
+    "change", [{"lr": 1.0}, {"epochs": 5}, {"warmup_epochs": 1.0}, {"warmup_epochs": None}, {"lr": "x"}]
+)
+def test_rates_by_epoch_where_the_config_tells_others(tmp_path: Path, change: dict[str, Any]) -> None:
+    folder = scheduled(tmp_path / "a", 3, **change)
+    assert load_runs([folder])[0].rates_by_step(150) == ([], [])
+    assert len(chart(read_page(write_report([folder])), "Learning rate").find("circle")) == 3
 
 
 def test_runs_on_different_data_are_not_ranked(runs: list[Path], tmp_path: Path) -> None:
