@@ -195,7 +195,7 @@ def publish_split(stores: Sequence[StagedSplit], report: Report, *, quiet: bool)
         return
     images, count = counted(num_samples, "image"), reasons.total()
     causes = ", ".join(f"{number:,} {reason}" for reason, number in reasons.most_common())
-    why = f"({causes}; see `python -m pipeline info {report.stores[0]}`)"
+    why = f"({causes}; listed in {Workspace(report.stores[0]).errors})"
     if count == num_samples:
         say(f"warning: {first.split}: none of {images} could be read {why}")
     else:

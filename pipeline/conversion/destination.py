@@ -50,15 +50,10 @@ def check_root(dst: Path, attributes: dict[str, Any]) -> None:
     except StoreNotFoundError:
         raise UsageError(f"{dst}: exists and is not a store; choose another DST") from None
     here, there = attributes["class_ids"], store.attrs["class_ids"]
-    if gone := _more(there, here):
+    if set(here) != set(there):
         raise Error(
-            f"{dst}: the store has {gone}, this conversion has not; use another DST, or give SRC the same classes (an "
-            "empty class folder is enough)"
-        )
-    if new := _more(here, there):
-        raise Error(
-            f"{dst}: this conversion has {new}, the store has not; use another DST, or convert all splits again with "
-            "--overwrite"
+            f"{dst}: other classes: the store has {_more(there, here)}, this conversion {_more(here, there)}; use "
+            "another DST, give SRC the same classes (empty class folders will do), or convert all splits again with --overwrite"
         )
     words = "{name}: the store has {old}, this conversion asks for {new}"
     difference = first_difference(_root_fields(store.attrs), _root_fields(attributes), words=words)
@@ -67,11 +62,10 @@ def check_root(dst: Path, attributes: dict[str, Any]) -> None:
 
 
 def _more(ids: Sequence[str], others: Sequence[str]) -> str:
-    """How many classes aren't among the others, and the first of them; empty for none."""
+    """How many classes there are, and which aren't among the others."""
     left = sorted(set(ids) - set(others))
-    if not left:
-        return ""
-    return f"{counted(len(left), 'class', 'classes')} more ({left[0]!r}{', ...' if len(left) > 1 else ''})"
+    names = ", ".join(repr(name) for name in left[:3]) + (", ..." if len(left) > 3 else "")
+    return f"{counted(len(ids), 'class', 'classes')}" + (f" (only here: {names})" if left else "")
 
 
 def _root_fields(attributes: dict[str, Any]) -> dict[str, Any]:

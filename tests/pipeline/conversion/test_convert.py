@@ -217,17 +217,17 @@ def test_another_geometry_names_the_first_difference_only(
     assert str(caught.value) == f"{reference}: {message}; use another DST, or convert all splits again with --overwrite"
 
 
-def test_other_classes_name_the_first_difference_only(source: Path, reference: Path, tmp_path: Path) -> None:
+def test_other_classes_are_named_on_both_sides(source: Path, reference: Path, tmp_path: Path) -> None:
     shutil.copytree(source, tmp_path / "source")
     os.rename(tmp_path / "source" / "train" / "dog", tmp_path / "source" / "train" / "doe")
-    with pytest.raises(Error, match=r"the store has 1 class more \('dog'\), this conversion has not; use"):
+    with pytest.raises(Error, match=r"store has 3 .*only here: 'dog'\), this .* 3 .*only here: 'doe'\).*--overwrite"):
         run(tmp_path / "source", reference, split="train")
     shutil.rmtree(tmp_path / "source" / "train" / "eel")
-    with pytest.raises(Error, match=r"the store has 2 classes more \('dog', ...\), this conversion has not"):
+    with pytest.raises(Error, match=r"store has 3 .*only here: 'dog', 'eel'\), this .* 2 .*only here: 'doe'\)"):
         run(tmp_path / "source", reference, split="train")
     for name in ("dog", "eel"):
         (tmp_path / "source" / "train" / name).mkdir()
-    with pytest.raises(Error, match=r"this conversion has 1 class more \('doe'\), the store has not; use another DST"):
+    with pytest.raises(Error, match=r"store has 3 classes, this .* 4 .*only here: 'doe'\)"):
         run(tmp_path / "source", reference, split="train")
 
 

@@ -22,8 +22,8 @@ def convert_some(
     for path in images[truncated : truncated + empty]:
         path.write_bytes(b"")
     convert(source, store, size=8, n_jobs=1, on_error="skip", quiet=quiet)
-    lines = [line for line in capsys.readouterr().err.splitlines() if "pipeline info" in line]
-    return lines, f"; see `python -m pipeline info {store}`)"
+    lines = [line for line in capsys.readouterr().err.splitlines() if "errors.jsonl" in line]
+    return lines, f"; listed in {store}.errors.jsonl)"
 
 
 def test_skipped_samples_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,4 +48,4 @@ def test_commit_says_it_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         convert(source, store, size=8, n_jobs=1, quiet=True)
     commit(store, on_error="skip")
     said = capsys.readouterr().err
-    assert f"train: 1 of 5 images is bad and left out (1 empty; see `python -m pipeline info {store}`)" in said
+    assert f"train: 1 of 5 images is bad and left out (1 empty; listed in {store}.errors.jsonl)" in said
