@@ -10,6 +10,7 @@ SIZE ?= 256
 OUT  ?= data/imagenet-$(SIZE).zarr
 JOBS ?= -1
 ARGS ?=
+export RAW OUT  # for the shell to quote: a path may hold an apostrophe
 
 .PHONY: help setup demo dataset test test-docs test-quick test-slow lint format bench docs gpu-check clean
 
@@ -53,7 +54,7 @@ ifeq ($(strip $(RAW)),)
 	$(BIN)/python data/make_digits.py data/digits
 	$(BIN)/python -m pipeline convert data/digits data/digits-32.zarr --size 32 --n-jobs $(JOBS) $(ARGS)
 else
-	$(BIN)/python -m pipeline convert '$(RAW)' '$(OUT)' --size $(SIZE) --n-jobs $(JOBS) $(ARGS)
+	$(BIN)/python -m pipeline convert "$$RAW" "$$OUT" --size $(SIZE) --n-jobs $(JOBS) $(ARGS)
 endif
 
 PARALLEL := -n logical --maxprocesses 8 --dist loadfile

@@ -53,7 +53,8 @@ def check_root(dst: Path, attributes: dict[str, Any]) -> None:
     if set(here) != set(there):
         raise Error(
             f"{dst}: other classes: the store has {_more(there, here)}, this conversion {_more(here, there)}; use "
-            "another DST, give SRC the same classes (empty class folders will do), or convert all splits again with --overwrite"
+            "another DST, give SRC the same classes (empty class folders will do), or convert all splits again with "
+            "--overwrite"
         )
     words = "{name}: the store has {old}, this conversion asks for {new}"
     difference = first_difference(_root_fields(store.attrs), _root_fields(attributes), words=words)
