@@ -112,10 +112,11 @@ def draw_curves(path: Path, lines: list[dict[str, Any]]) -> None:
     ]
     for axes, title, names in panels:
         for (key, name), colour in zip(names.items(), colours, strict=True):
-            values = [math.nan if line[key] is None else line[key] for line in lines]
+            known = [line for line in lines if line[key] is not None]  # an epoch without evaluation is no gap
+            values = [line[key] for line in known]
             if key == "val_top5" and set(values) == {1.0}:
                 continue  # says nothing: with five classes or fewer it is always 1
-            axes.plot([line["epoch"] for line in lines], values, color=colour, linewidth=2, marker=".", label=name)
+            axes.plot([line["epoch"] for line in known], values, color=colour, linewidth=2, marker=".", label=name)
         axes.set_title(title, loc="left", color=ink, fontweight="bold")
         axes.set_xlabel("epoch", color=soft)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))

@@ -55,5 +55,11 @@ def test_top5_that_is_always_one_is_left_out(drawn: Any) -> None:
     assert [line.get_label() for line in accuracy.lines] == ["top-1"]
 
 
+def test_epochs_without_evaluation_are_no_gap(drawn: Any) -> None:
+    skipped = {"epoch": 2, "train_loss": 1.5, "val_loss": None, "val_top1": None, "val_top5": None}
+    loss, _ = drawn([{"epoch": 1, **LINE}, skipped, {"epoch": 3, **LINE}])
+    assert [list(line.get_xdata()) for line in loss.lines] == [[1, 3], [1, 2, 3]]
+
+
 def test_without_validation_there_are_empty_panels(drawn: Any) -> None:
     drawn([{"epoch": 1, "train_loss": 1.0, "val_loss": None, "val_top1": None, "val_top5": None}])

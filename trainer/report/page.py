@@ -193,8 +193,11 @@ def _panel(runs: Sequence[RunRecord], panel: Panel, figures: dict[str, Figure]) 
             full_name = f"{run.name}, {name}" if len(known) > 1 else run.name
             xs, ys = run.rates_by_step(MOST_POINTS) if key == "lr" else ([], [])
             if not xs:
-                chosen, values = thin_out(len(run.epochs), MOST_POINTS), run.values(key)
-                xs, ys = [run.epochs[i]["epoch"] for i in chosen], [values[i] for i in chosen]
+                points = [(line["epoch"], value) for line, value in zip(run.epochs, run.values(key), strict=True)]
+                if key.startswith("val_"):  # an epoch without evaluation is no gap
+                    points = [point for point in points if math.isfinite(point[1])]
+                chosen = [points[i] for i in thin_out(len(points), MOST_POINTS)]
+                xs, ys = [x for x, _ in chosen], [y for _, y in chosen]
             finite = [y for y in ys if math.isfinite(y)]
             series.append(Series(full_name, xs, ys, number if several else place, thin))
             said.append(f"{full_name}: {f'from {text(finite[0])} to {text(finite[-1])}' if finite else 'none'}.")

@@ -232,6 +232,14 @@ def test_memory_has_one_unit(tmp_path: Path) -> None:
     assert {"0 GB", "2.5 GB", "5 GB", "10 GB", "12.5 GB"} <= set(ticks)
 
 
+def test_epochs_without_evaluation_are_no_gap(tmp_path: Path) -> None:
+    figures = [2.0, None, 1.0, None, 0.5]
+    page = read_page(write_report([make_run(tmp_path / "a", epochs(5, val_loss=figures, train_loss=figures))]))
+    lines = [line.attributes["d"] for line in chart(page, "Loss").find("path", "line")]
+    assert [line.count("L") for line in lines] == [2]  # training loss has three lone points, as its gaps are gaps
+    assert len(chart(page, "Loss").find("circle")) == 6
+
+
 def test_long_runs_are_thinned(tmp_path: Path) -> None:
     page_path = write_report([make_run(tmp_path / str(i), epochs(1000)) for i in range(40)])
     assert page_path.stat().st_size < 3_000_000
