@@ -86,7 +86,7 @@ bench: $(VENV)/.setup-dev
 
 docs: $(VENV)/.setup-dev
 	$(BIN)/python -m pdoc --output-directory build/docs --docformat google pipeline.conversion.api pipeline.store.reader \
-	  trainer.dataset trainer.loader trainer.order trainer.augment
+	  trainer.dataset trainer.loader trainer.order trainer.augment trainer.resample
 
 gpu-check: setup
 	$(BIN)/python -m trainer.gpu_check $(ARGS)

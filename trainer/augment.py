@@ -6,7 +6,6 @@ Each sample's randomness is a function of (seed, epoch, slot), see `trainer.orde
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,85 +15,12 @@ from torchvision.transforms import v2
 
 from trainer.config import Config
 from trainer.order import uniform
+from trainer.resample import centre_boxes, resized_crop, resized_crop_boxes, unstretched_crop, window_boxes
 
-FLIP, SHIFT_TOP, SHIFT_LEFT, RRC_TOP, RRC_LEFT, RRC_TRIES = 2, 3, 4, 5, 6, 7
-"""Streams of `uniform`; from RRC_TRIES on two for each try."""
+FLIP, SHIFT_TOP, SHIFT_LEFT = 2, 3, 4
+"""Streams of `uniform`."""
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-
-@dataclass(frozen=True)
-class Boxes:
-    """Crop boxes of n samples in pixels, each int64 (n,)."""
-
-    top: np.ndarray
-    left: np.ndarray
-    height: np.ndarray
-    width: np.ndarray
-
-
-def resized_crop_boxes(
-    seed: int, epoch: int, slots: np.ndarray, size: tuple[int, int], min_area: float, tries: int = 10
-) -> Boxes:
-    """Boxes of random resized crops: area uniform in [min_area, 1], aspect ratio log-uniform in [3/4, 4/3].
-
-    As torchvision's `RandomResizedCrop.get_params`: the first of ten draws that fits, else the whole image (for the
-    squares of a store that is its fallback too), but keyed by sample.
-
-    Args:
-        slots: int64 (n,).
-        size: (H, W) of the stored images.
-    """
-    height, width = size
-    draws = np.stack([uniform(seed, epoch, slots, RRC_TRIES + i) for i in range(2 * tries)])  # (2 tries, n)
-    area = height * width * (min_area + (1 - min_area) * draws[0::2])
-    aspect = np.exp(np.log(3 / 4) + (np.log(4 / 3) - np.log(3 / 4)) * draws[1::2])
-    widths = np.rint(np.sqrt(area * aspect)).astype(np.int64)  # (tries, n)
-    heights = np.rint(np.sqrt(area / aspect)).astype(np.int64)
-    fits = (widths > 0) & (widths <= width) & (heights > 0) & (heights <= height)
-    first, columns = fits.argmax(0), np.arange(len(slots))
-    w = np.where(fits.any(0), widths[first, columns], width)
-    h = np.where(fits.any(0), heights[first, columns], height)
-    top = (uniform(seed, epoch, slots, RRC_TOP) * (height - h + 1)).astype(np.int64)
-    left = (uniform(seed, epoch, slots, RRC_LEFT) * (width - w + 1)).astype(np.int64)
-    return Boxes(top, left, h, w)
-
-
-def _resampling_matrices(start: Tensor, length: Tensor, size: int, out: int, mirrored: Tensor) -> Tensor:
-    """Rows of weights that resample pixels [start, start + length) of a line of `size` to `out` pixels.
-
-    The triangle filter, widened where it shrinks (antialiasing), cut and renormalised at the box's edges, as
-    torchvision's bilinear resize has it. `start`, `length` float (n,), `mirrored` bool (n,). Returns (n, out, size).
-    """
-    scale = (length / out)[:, None, None]
-    steps = torch.arange(out, device=start.device, dtype=start.dtype)
-    steps = torch.where(mirrored[:, None], out - 1 - steps, steps)  # (n, out)
-    centre = start[:, None, None] + (steps[:, :, None] + 0.5) * scale
-    pixel = torch.arange(size, device=start.device, dtype=start.dtype) + 0.5
-    weight = (1 - (pixel - centre).abs() / scale.clamp(min=1)).clamp(min=0)  # (n, out, size)
-    first, end = start[:, None, None], (start + length)[:, None, None]
-    weight = weight * ((pixel > first) & (pixel < end))
-    return weight / weight.sum(2, keepdim=True)
-
-
-def resized_crop(images: Tensor, boxes: Boxes, out: int, mirrored: Tensor) -> Tensor:
-    """Cut each sample's box and resize it to (out, out), antialiased, mirrored where asked: two batched products.
-
-    Args:
-        images: uint8 (n, C, H, W).
-        mirrored: bool (n,), on the images' device.
-
-    Returns:
-        float (n, C, out, out), 0 to 255; float16 on CUDA, whose 11 bits hold a uint8 exactly, else float32.
-    """
-    box = torch.tensor(np.stack([boxes.top, boxes.height, boxes.left, boxes.width]), dtype=torch.float32)
-    top, height, left, width = box.to(images.device, non_blocking=True)
-    dtype = torch.float16 if images.is_cuda else torch.float32
-    rows = _resampling_matrices(top, height, images.shape[2], out, torch.zeros_like(mirrored)).to(dtype)
-    columns = _resampling_matrices(left, width, images.shape[3], out, mirrored).to(dtype)
-    # pixels: (n, C, H, W) -> (n, C, out, W) -> (n, C, out, out)
-    pixels = images.to(dtype, memory_format=torch.contiguous_format)
-    return rows[:, None] @ pixels @ columns[:, None].transpose(2, 3)
 
 
 def shift(images: Tensor, top: np.ndarray, left: np.ndarray, pad: int) -> Tensor:
@@ -124,6 +50,11 @@ class DeviceTransform:
         flip: probability of the horizontal flip.
         pad: shift by up to so many pixels, borders reflected.
         min_area: smallest share of the image's area that a random resized crop takes; None for no resampling.
+        resample: filter of what is resampled, `triangle` or `cubic`.
+        stretched: the batches are whole pictures in squares (`--fit stretch`), whose aspect ratio is given back. Each
+            method then needs `source_sizes`, int (n, 2), `loader.source_sizes`.
+        eval_resize, eval_crop: evaluation of stretched pictures shows what torchvision's `Resize(eval_resize)` and
+            `CenterCrop(eval_crop)` show; the side of the squares by default.
     """
 
     def __init__(
@@ -136,39 +67,72 @@ class DeviceTransform:
         flip: float = 0.0,
         pad: int = 0,
         min_area: float | None = None,
+        resample: str = "triangle",
+        stretched: bool = False,
+        eval_resize: int | None = None,
+        eval_crop: int | None = None,
     ) -> None:
         # a channel that never changes (std 0) stays 0 instead of becoming infinite
         self._scale = (1 / (255 * torch.tensor(std).clamp(min=1e-3))).view(-1, 1, 1).to(device)
         self._mean = (255 * torch.tensor(mean)).view(-1, 1, 1).to(device)
         self.seed, self.flip, self.pad, self.min_area = seed, flip, pad, min_area
+        self.resample, self.stretched, self.eval_resize, self.eval_crop = resample, stretched, eval_resize, eval_crop
 
-    def training(self, images: Tensor, slots: np.ndarray, epoch: int, crop: int | None = None) -> Tensor:
+    def training(
+        self,
+        images: Tensor,
+        slots: np.ndarray,
+        epoch: int,
+        crop: int | None = None,
+        source_sizes: np.ndarray | None = None,
+    ) -> Tensor:
         """Augmented and normalised.
 
         Args:
             images: uint8 (n, C, H, W).
             slots: int64 (n,), the samples' store slots (`loader.indices`).
-            crop: side of the resized crops in pixels, H by default; without `min_area` sizes stay.
+            crop: side in pixels of what is resampled, H by default.
+            source_sizes: of stretched pictures.
 
         Returns:
             float32 (n, 3, h, w), channels_last.
         """
-        return self.normalise(*self.augment(images, slots, epoch, crop))
+        return self.normalise(*self.augment(images, slots, epoch, crop, source_sizes))
 
-    def evaluation(self, images: Tensor) -> Tensor:
-        """Normalised only: uint8 (n, C, H, W) to float32 (n, 3, H, W), channels_last."""
-        return self.normalise(images)
+    def evaluation(self, images: Tensor, source_sizes: np.ndarray | None = None) -> Tensor:
+        """Normalised, stretched pictures after their centre was cut: float32 (n, 3, h, w), channels_last."""
+        if not self.stretched:
+            return self.normalise(images)
+        assert source_sizes is not None
+        crop = self.eval_crop or images.shape[2]
+        boxes = centre_boxes(source_sizes, self.eval_resize or images.shape[2], crop)
+        return self.normalise(unstretched_crop(images, source_sizes, boxes, crop, None, self.resample).float())
 
     def augment(
-        self, images: Tensor, slots: np.ndarray, epoch: int, crop: int | None = None
+        self,
+        images: Tensor,
+        slots: np.ndarray,
+        epoch: int,
+        crop: int | None = None,
+        source_sizes: np.ndarray | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """The first half of `training`: pixels (n, C, h, w), 0 to 255, and which of them are still to be mirrored."""
         draws = torch.from_numpy(uniform(self.seed, epoch, slots, FLIP) < self.flip)
         mirrored = draws.to(images.device, non_blocking=True)
+        height, width = images.shape[2:]
+        crop = crop or height
+        if self.stretched:
+            assert source_sizes is not None
+            if self.min_area is None:
+                streams = SHIFT_TOP, SHIFT_LEFT  # --pad shifts no stretched pictures
+                boxes = window_boxes(self.seed, epoch, slots, source_sizes, crop / height, streams)
+            else:
+                boxes = resized_crop_boxes(self.seed, epoch, slots, source_sizes.T, self.min_area)
+            pixels = unstretched_crop(images, source_sizes, boxes, crop, mirrored, self.resample)
+            return pixels.float(), None
         if self.min_area is not None:
-            height, width = images.shape[2:]
             boxes = resized_crop_boxes(self.seed, epoch, slots, (height, width), self.min_area)
-            return resized_crop(images, boxes, crop or height, mirrored).float(), None
+            return resized_crop(images, boxes, crop, mirrored, self.resample).float(), None
         if self.pad:
             top = (uniform(self.seed, epoch, slots, SHIFT_TOP) * (2 * self.pad + 1)).astype(np.int64)
             left = (uniform(self.seed, epoch, slots, SHIFT_LEFT) * (2 * self.pad + 1)).astype(np.int64)

@@ -70,6 +70,8 @@ class Config:
     """Probability of the horizontal flip."""
     rrc_scale: float = 0.08
     """Smallest share of the image's area that rrc takes."""
+    resample: Literal["triangle", "cubic"] = "triangle"
+    """Filter of what is resampled on the device: rrc, and all crops of a store of --fit stretch."""
     mixup: float = 0.0
     """Alpha of mixup; 0 for none. Mixes within a rank's batch."""
     cutmix: float = 0.0
@@ -80,6 +82,9 @@ class Config:
     """Centre crop for evaluation in pixels; the (last stage's) training crop by default."""
     eval_size: int | None = None
     """Store size that replaces {size} for evaluation; the last stage's by default."""
+    eval_resize: int | None = None
+    """For a store of --fit stretch: the shorter side that evaluation resizes to before its centre crop, in pixels;
+    the store's size by default."""
     flip_eval: bool = False
     """Evaluate on the average of each image's and its mirror image's logits."""
     stages: list[Stage] = field(default_factory=list)
@@ -124,7 +129,7 @@ class Config:
         check("out", self.out != "", "the path of a folder, or left out")
         for name in ("epochs", "threads", "checkpoint_every", "timeout"):
             check(name, getattr(self, name) > 0, "above 0")
-        for name in ("global_batch", "batch_size", "crop", "eval_crop", "eval_size", "window"):
+        for name in ("global_batch", "batch_size", "crop", "eval_crop", "eval_size", "eval_resize", "window"):
             check(name, getattr(self, name) is None or getattr(self, name) > 0, "above 0")
         for name in ("lr", "weight_decay", "clip_grad", "mixup", "cutmix", "pad"):
             check(name, 0 <= getattr(self, name) < float("inf"), "0 or more, and finite")

@@ -38,6 +38,7 @@ class Loader(FixedArguments):
     Attributes:
         accumulation: micro-steps per optimizer step, G / (B * P).
         indices: int64 (B,), store slots of the batch last yielded.
+        source_sizes: int32 (B, 2), height and width of its pictures before they were converted, in pixels.
 
     Arguments are attributes too, which can't be changed. Iterating yields (images, labels): uint8 (B, C, H, W),
     channels_last, and int64 (B,). A batch keeps its memory for as long as any tensor or array on it is alive, so
@@ -133,6 +134,10 @@ class Loader(FixedArguments):
         """Samples that all ranks together serve in an epoch."""
         data = self.data
         return data.num_samples // self.global_batch * self.global_batch if data.train else data.num_samples
+
+    @property
+    def source_sizes(self) -> np.ndarray:
+        return self.data.split.source_size[self.indices]
 
     def __len__(self) -> int:
         """Batches in a whole epoch."""

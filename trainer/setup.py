@@ -87,6 +87,10 @@ class TrainingSetup:
         if store.class_ids != evaluated.class_ids:
             raise UsageError(f"{evaluated.path}: has other classes than {store.path}; convert both from one source")
         self.class_ids = store.class_ids
+        self.stretched = store.geometry["fit"] == "stretch"
+        if evaluated.geometry["fit"] != store.geometry["fit"]:
+            raise UsageError(f"{evaluated.path}: made with another --fit than {store.path}; convert both alike")
+        self._check_stretched(crop, int(evaluated.geometry["size"]))
         self.val = self._val(evaluated, crop, say)
         self.transform = self._transform(store)
         self.amp = config.amp if config.amp is not None else device.type != "cpu"
@@ -104,6 +108,19 @@ class TrainingSetup:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         self.model = model.to(device).to(memory_format=torch.channels_last)
 
+    def _check_stretched(self, crop: int | None, size: int) -> None:
+        config = self.config
+        if not self.stretched and config.eval_resize:
+            raise UsageError(f"--eval-resize {config.eval_resize}: only for a store of --fit stretch; leave it out")
+        if self.stretched and config.pad:
+            raise UsageError(f"--pad {config.pad}: not for a store of --fit stretch, whose crops lie anywhere already")
+        if self.stretched and (crop or size) > (config.eval_resize or size) and (crop or 0) <= size:
+            flag = "--eval-crop" if config.eval_crop else self._crop_flag
+            raise UsageError(
+                f"--eval-resize {config.eval_resize}: below the {crop or size} pixels of the crop; raise it, or lower "
+                f"{flag}"
+            )
+
     def _val(self, store: Store, crop: int | None, say: Callable[[str], None]) -> RankPartitionedDataset | None:
         config, ranks = self.config, self.ranks
         # torchvision calls its second split test; ImageNet's test split has no labels
@@ -116,6 +133,9 @@ class TrainingSetup:
             say(f"{store.path}: {split} has no labels: training without evaluation")
         elif split in store or config.eval_only:
             _check_crop("--eval-crop" if config.eval_crop else self._crop_flag, crop, store[split])
+            if self.stretched:
+                _check_source_sizes(store[split])
+                crop = None
             return RankPartitionedDataset(store, split, rank=ranks.rank, world_size=ranks.world_size, crop=crop)
         else:
             say(f"{store.path} has no split val: training without evaluation")
@@ -137,6 +157,10 @@ class TrainingSetup:
             flip=config.flip,
             pad=config.pad,
             min_area=config.rrc_scale if config.augment == "rrc" else None,
+            resample=config.resample,
+            stretched=self.stretched,
+            eval_resize=config.eval_resize,
+            eval_crop=config.eval_crop or self.stages[-1].crop,
         )
 
     def loaders(self) -> list[Loader]:
@@ -152,13 +176,15 @@ class TrainingSetup:
         config, batching, ranks = self.config, self.batching, self.ranks
         store = open_store(config.store_path(stage.size))
         _check_crop(self._crop_flag, stage.crop, store["train"])
+        if self.stretched:
+            _check_source_sizes(store["train"])
         data = RankPartitionedDataset(
             store,
             "train",
             rank=ranks.rank,
             world_size=ranks.world_size,
             seed=config.seed,
-            crop=None if config.augment == "rrc" else stage.crop,
+            crop=None if config.augment == "rrc" or self.stretched else stage.crop,
             order=config.order,
             window=config.window,
         )
@@ -185,6 +211,11 @@ class TrainingSetup:
         flip, threads = self.config.flip_eval, self.config.threads
         with closing(Loader(self.val, self.batching.batch_size, threads=threads, device=self.device)) as loader:
             return evaluate(model, loader, self.transform, self.ranks, amp=self.amp, flip=flip, stopped=stopped)
+
+
+def _check_source_sizes(split: Split) -> None:
+    if (split.source_size[split.valid_slots] < 1).any():
+        raise UsageError(f"{split.path}: has samples without a source size, which --fit stretch needs; convert it anew")
 
 
 def _check_crop(flag: str, crop: int | None, split: Split) -> None:

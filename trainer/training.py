@@ -245,7 +245,9 @@ class TrainingRun:
     def _augmented(self, images: Tensor, labels: Tensor, epoch: int) -> tuple[Tensor, Tensor | None, Tensor]:
         """The batch as `SampleLosses` takes it: pixels, which of them to mirror, and targets."""
         crop = self.config.stage(epoch).crop or self.loader.data.crop_shape[0]
-        pixels, mirrored = self.setup.transform.augment(images, self.loader.indices, epoch, crop)
+        pixels, mirrored = self.setup.transform.augment(
+            images, self.loader.indices, epoch, crop, self.loader.source_sizes
+        )
         if self.mix is None:
             return pixels, mirrored, labels
         if mirrored is not None:

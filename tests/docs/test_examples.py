@@ -20,6 +20,7 @@ from pipeline import convert
 EXAMPLES = ROOT / "examples"
 NEEDED = {
     "plain_loop.py": [],
+    "whole_pictures.py": [],
     "lightning_module.py": ["lightning"],
     "accelerate_loop.py": ["accelerate"],
     "timm_transforms.py": ["timm"],
@@ -73,6 +74,12 @@ def test_a_loop_learns_the_digits(name: str, digits: Path) -> None:
     assert len(accuracies(output)) == 3
     assert accuracies(output)[-1] > 0.7  # 92 to 97 % when this was written; one in ten by chance
     assert output.count("of 360") == 3
+
+
+def test_a_loop_over_whole_pictures_learns_the_digits(digits: Path) -> None:
+    store = digits / "stretched-32.zarr"
+    convert(digits / "digits", store, size=32, fit="stretch", quiet=True)
+    assert accuracies(run("whole_pictures.py", store, 3))[-1] > 0.7
 
 
 def test_randaugment_image_by_image(digits: Path) -> None:

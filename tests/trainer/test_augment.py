@@ -13,11 +13,8 @@ from trainer.augment import (
     FLIP,
     IMAGENET_MEAN,
     IMAGENET_STD,
-    Boxes,
     DeviceTransform,
     make_mix,
-    resized_crop,
-    resized_crop_boxes,
     shift,
 )
 from trainer.config import Config
@@ -32,47 +29,6 @@ def images(n: int = 6, size: int = 40, channels: int = 3) -> torch.Tensor:
 
 def transform(channels: int = 3, **options: Any) -> DeviceTransform:
     return DeviceTransform([0.5] * channels, [0.25] * channels, **options)
-
-
-@pytest.mark.parametrize("out", [8, 24, 40, 56])
-def test_resized_crop_matches_torchvision(out: int) -> None:
-    """float32 against torchvision's float path: 1e-3 of 255; against its rounded uint8 path: one level."""
-    batch = images(64)
-    boxes = resized_crop_boxes(0, 0, np.arange(64), (40, 40), 0.08)
-    mine = resized_crop(batch, boxes, out, torch.zeros(64, dtype=torch.bool))
-    for i in range(64):
-        box = [int(a[i]) for a in (boxes.top, boxes.left, boxes.height, boxes.width)]
-        exact = tv.resized_crop(batch[i].float(), *box, size=[out, out], antialias=True)
-        rounded = tv.resized_crop(batch[i], *box, size=[out, out], antialias=True)
-        assert (mine[i] - exact).abs().max() < 1e-3
-        assert (mine[i].round() - rounded.float()).abs().max() <= 1
-
-
-def test_resized_crop_mirrors_single_samples() -> None:
-    batch = images(4)
-    boxes = Boxes(*(np.array(v) for v in ([0, 3, 5, 0], [1, 2, 0, 0], [40, 20, 31, 8], [30, 25, 11, 40])))
-    plain = resized_crop(batch, boxes, 16, torch.zeros(4, dtype=torch.bool))
-    mixed = resized_crop(batch, boxes, 16, torch.tensor([True, False, True, False]))
-    assert torch.allclose(mixed[[0, 2]], plain[[0, 2]].flip(3), atol=1e-3)
-    assert torch.equal(mixed[[1, 3]], plain[[1, 3]])
-
-
-def test_boxes_are_keyed_by_sample_and_spread_as_torchvision_has_them() -> None:
-    slots = np.arange(20_000)
-    boxes = resized_crop_boxes(3, 5, slots, (256, 256), 0.08)
-    again = resized_crop_boxes(3, 5, slots[::-7], (256, 256), 0.08)
-    for name in ("top", "left", "height", "width"):
-        np.testing.assert_array_equal(getattr(again, name), getattr(boxes, name)[::-7])
-    assert (boxes.top >= 0).all()
-    assert (boxes.top + boxes.height <= 256).all()
-    assert (boxes.left + boxes.width <= 256).all()
-    area, aspect = boxes.height * boxes.width / 256**2, boxes.width / boxes.height
-    assert 0.075 < area.min() < 0.09
-    assert 0.45 < area.mean() < 0.54  # (0.08 + 1) / 2, less what did not fit
-    assert 0.73 < aspect.min() < 0.77
-    assert 1.30 < aspect.max() < 1.37
-    other = resized_crop_boxes(3, 6, slots, (256, 256), 0.08)
-    assert (other.height != boxes.height).mean() > 0.9
 
 
 def test_shift_is_a_window_of_the_reflected_image() -> None:
