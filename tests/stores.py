@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from zarr.storage import LocalStore
 
-from pipeline.sources.base import pack_keys
+from pipeline.sources.byte_strings import ByteStrings
 from pipeline.store.format import SplitArrays
 from pipeline.store.geometry import Geometry
 from pipeline.store.writer import (
@@ -64,7 +64,7 @@ def make_store(
         (folder / "images").mkdir(parents=True)
         for chunk, data in enumerate(chunks):
             (folder / "images" / f"c.{chunk}.0.0.0").write_bytes(data.tobytes())
-        keys, offsets = pack_keys([f"{name}/{i:06d}.png".encode() for i in range(len(images))])
+        keys, offsets = ByteStrings.pack([f"{name}/{i:06d}.png".encode() for i in range(len(images))]).arrays
         source_size = np.full((len(images), 2), size, np.int32)
         source_size[slots] = 0
         digests = np.array([list(hashlib.sha256(data.tobytes()).digest()) for data in chunks], np.uint8)

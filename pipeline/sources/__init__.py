@@ -1,9 +1,12 @@
-"""Sources: what can be converted, and how each kind is recognised. `open_source` is all that others need."""
+"""Sources: what can be converted, and how each kind is recognised. `open_source` is all that others need.
+
+A new kind is one file with an `open_...` function, a line in `_OPENERS`, and a line in `detect.py`.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +15,13 @@ import numpy as np
 
 from pipeline.errors import UsageError
 from pipeline.sources import names, subset
-from pipeline.sources.base import Source, SourceSet
+from pipeline.sources.base import Source, SourceOptions, SourceSet
 from pipeline.sources.detect import detect_kind
 from pipeline.sources.folder import open_folder
 from pipeline.sources.ignored import describe
 from pipeline.sources.imagenet import open_imagenet
 from pipeline.sources.kaggle import open_kaggle
+from pipeline.sources.labels import some
 from pipeline.sources.manifest import open_manifest
 from pipeline.sources.parquet import open_parquet
 from pipeline.sources.sequence import open_sequence
@@ -30,17 +34,18 @@ from pipeline.text import counted
 
 __all__ = ["SOURCE_KINDS", "UNLABELLED", "Source", "SourceSet", "ValSplit", "open_source"]
 
-SOURCE_KINDS = (
-    "folder",
-    "imagenet",
-    "kaggle",
-    "tar",
-    "webdataset",
-    "parquet",
-    "manifest",
-    "torchvision",
-    "sequence",
-)
+_OPENERS: dict[str, Callable[[Any, SourceOptions], SourceSet]] = {
+    "folder": open_folder,
+    "imagenet": open_imagenet,
+    "kaggle": open_kaggle,
+    "tar": open_tar,
+    "webdataset": open_webdataset,
+    "parquet": open_parquet,
+    "manifest": open_manifest,
+    "torchvision": open_torchvision,
+    "sequence": open_sequence,
+}
+SOURCE_KINDS = tuple(_OPENERS)
 
 
 def open_source(
@@ -76,23 +81,22 @@ def open_source(
     """
     if kind is not None and kind not in SOURCE_KINDS:
         raise UsageError(f"--source {kind}: must be one of {', '.join(SOURCE_KINDS)}")
-    if splits is not None:
-        splits = [names.split_of_folder(os.fsencode(split)) or split for split in splits]
     kind = src.kind if isinstance(src, SourceSet) else kind or detect_kind(src)
     if check_md5 and kind != "imagenet":
         raise UsageError(f"--check-md5: only the official ImageNet archives have known sums; {src} is a {kind} source")
     if download and kind != "torchvision":
         raise UsageError(f"--download: only torchvision's datasets can be downloaded; {src} is a {kind} source")
-    found = _open(src, kind, splits, check_md5, download)
-    missing = [split for split in splits or () if split not in found.splits]
+    asked = tuple(names.split_of_folder(os.fsencode(split)) or split for split in splits or ())
+    found = _open(src, kind, SourceOptions(asked, check_md5, download))
+    missing = [split for split in asked if split not in found.splits]
     if missing:
-        have = ", ".join(_open(src, kind, None, False, False).splits) or "none"
+        have = ", ".join(_open(src, kind, SourceOptions()).splits) or "none"
         raise UsageError(
             f"{found.origin}: no split {missing[0]!r} (there are: {have}); choose among these, or give another SRC"
         )
     _refuse_empty(found)
     if classes is not None:
-        found = _without_empty(subset.choose_classes(found, classes), splits)
+        found = _without_empty(subset.choose_classes(found, classes), asked)
     if class_order is not None:
         found = subset.order_classes(found, class_order)
     if val_split is not None:
@@ -103,28 +107,17 @@ def open_source(
     return _with_notes(found)
 
 
-def _open(src: Any, kind: str, splits: Sequence[str] | None, check_md5: bool, download: bool) -> SourceSet:
+def _open(src: Any, kind: str, options: SourceOptions) -> SourceSet:
     if isinstance(src, SourceSet):
-        kept = {split: source for split, source in src.splits.items() if not splits or split in splits}
+        kept = {split: source for split, source in src.splits.items() if options.wants(split)}
         return replace(src, splits=kept, notes=list(src.notes), warnings=list(src.warnings))
-    if kind == "sequence":
-        return open_sequence(src, splits)
-    if kind == "torchvision":
-        return open_torchvision(os.fspath(src), splits, download=download)
-    path = Path(os.fspath(src))
-    if not path.exists():
-        raise UsageError(f"{path}: no such file or folder; check the path")
-    if kind == "imagenet":
-        return open_imagenet(path, splits, check_md5=check_md5)
-    openers = {
-        "folder": open_folder,
-        "kaggle": open_kaggle,
-        "tar": open_tar,
-        "webdataset": open_webdataset,
-        "parquet": open_parquet,
-        "manifest": open_manifest,
-    }
-    return openers[kind](path, splits)
+    if kind not in ("sequence", "torchvision"):
+        src = Path(os.fspath(src))
+        if not src.exists():
+            raise UsageError(f"{src}: no such file or folder; check the path")
+    found = _OPENERS[kind](src, options)
+    found.origin = "the samples" if kind == "sequence" else str(src)
+    return found
 
 
 def _refuse_empty(found: SourceSet) -> None:
@@ -136,9 +129,9 @@ def _refuse_empty(found: SourceSet) -> None:
         raise UsageError("; ".join([f"{found.origin}: {what}{ignored}", *found.notes, remedy]))
 
 
-def _without_empty(found: SourceSet, splits: Sequence[str] | None) -> SourceSet:
+def _without_empty(found: SourceSet, asked: Sequence[str]) -> SourceSet:
     """Leave out splits that have no sample of the chosen classes, such as an unlabelled `test`, unless asked for."""
-    empty = [split for split, source in found.splits.items() if not len(source) and split not in (splits or ())]
+    empty = [split for split, source in found.splits.items() if not len(source) and split not in asked]
     if len(empty) < len(found.splits):
         found.splits = {split: source for split, source in found.splits.items() if split not in empty}
         found.notes += [f"{split}: no image of the chosen classes; the split is left out" for split in empty]
@@ -151,16 +144,15 @@ def _with_notes(found: SourceSet) -> SourceSet:
     if train is not None and found.class_ids:
         labels = np.asarray(train.labels)
         counts = np.bincount(labels[labels >= 0], minlength=len(found.class_ids))
-        empty = np.flatnonzero(counts == 0)
-        if len(empty) and counts.any():
-            some = ", ".join(found.class_ids[i] for i in empty[:3].tolist()) + (", ..." if len(empty) > 3 else "")
-            have, keep = ("has", "it keeps its label") if len(empty) == 1 else ("have", "they keep their labels")
+        empty = np.flatnonzero(counts == 0).tolist()
+        if empty and counts.any():
             classes = counted(len(counts), "class", "classes")
-            found.notes.append(f"train: {len(empty):,} of {classes} {have} no image ({some}); {keep}")
-    if found.class_ids:
-        for split, source in found.splits.items():
-            count = int((np.asarray(source.labels) == UNLABELLED).sum())
-            if count:
-                have = "has" if count == 1 else "have"
-                found.notes.append(f"{split}: {count:,} of {counted(len(source), 'image')} {have} no label")
+            have, keep = ("has", "it keeps its label") if len(empty) == 1 else ("have", "they keep their labels")
+            without = some([found.class_ids[i] for i in empty])
+            found.notes.append(f"train: {len(empty):,} of {classes} {have} no image ({without}); {keep}")
+    for split, source in found.splits.items() if found.class_ids else ():
+        count = int((np.asarray(source.labels) == UNLABELLED).sum())
+        if count:
+            have = "has" if count == 1 else "have"
+            found.notes.append(f"{split}: {count:,} of {counted(len(source), 'image')} {have} no label")
     return found

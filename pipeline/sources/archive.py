@@ -1,4 +1,7 @@
-"""Samples inside uncompressed archives, indexed from their headers and read in place."""
+"""Samples inside uncompressed tar archives, indexed from their headers and read in place.
+
+What the kinds of archives (`tar`, `webdataset`, `imagenet`) share: the table of members, and the source made of it.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +9,24 @@ import os
 import posixpath
 import threading
 from array import array
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from pipeline.errors import BadSample, Error, UsageError
-from pipeline.sources.byte_strings import ByteStrings, ByteStringsBuilder
-from pipeline.sources.files import bad_sample
-from pipeline.sources.indexed import Indexed
-from pipeline.sources.names import text
-from pipeline.sources.tarfiles import members, pread
+from pipeline.sources import names
+from pipeline.sources.base import Indexed
+from pipeline.sources.byte_strings import ByteStrings, ByteStringsBuilder, first_duplicate, path_order
+from pipeline.sources.files import OPEN_FLAGS, bad_sample, file_stamps
+from pipeline.sources.ignored import Ignored
+from pipeline.sources.labels import LabelColumn
+from pipeline.sources.tar_headers import members, opened, pread
+from pipeline.text import as_text
 
 MAX_OPEN_ARCHIVES = 256
 _MAX_HOPS = 8
-_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
 @dataclass
@@ -45,6 +49,103 @@ class Table:
         """The files at `indices`, int64 (M,), under their names or others."""
         names = self.names.take(indices) if names is None else names
         return Table(names, self.archive[indices], self.offset[indices], self.size[indices])
+
+    def images(self, ignored: Ignored) -> np.ndarray:
+        """int64: the rows that are image candidates; the rest is counted."""
+        keep = np.zeros(len(self.names), bool)
+        for i, name in enumerate(self.names):
+            if why := names.why_ignored(name):
+                ignored.add(why, name)
+            else:
+                keep[i] = True
+        return np.flatnonzero(keep)
+
+    def sorted(self, archives: Sequence[str]) -> Table:
+        """The files in the order of a sorted walk.
+
+        Raises:
+            UsageError: two files have one name: which of them is meant can't be known.
+        """
+        table = self.take(path_order(self.names))
+        if twice := first_duplicate(table.names):
+            first, second = (archives[table.archive[i]] for i in twice)
+            name, where = as_text(table.names[twice[0]]), f"in {first} and in {second}"
+            if first == second:
+                where = f"twice in {first}"
+            raise UsageError(f"{name} is {where}; delete one of them (`tar --delete`) or unpack the archive")
+        return table
+
+
+class TableBuilder:
+    """Collects files of archives into a `Table`; links within an archive get the bytes they lead to.
+
+    Attributes:
+        folders: (archive, path) of the folders that are members themselves, as empty ones must be.
+    """
+
+    def __init__(self) -> None:
+        self._names = ByteStringsBuilder()
+        self._archive, self._offset, self._size = array("i"), array("q"), array("q")
+        self._links: list[tuple[int, bytes]] = []
+        self.folders: list[tuple[int, bytes]] = []
+
+    def add_archive(
+        self, path: str, archive: int, where: str = "", start: int = 0, end: int | None = None, prefix: bytes = b""
+    ) -> None:
+        """Index a tar file as archive number `archive`.
+
+        Args:
+            path: of the file.
+            where: names the archive in errors, where it is only a part of the file.
+            start, end: the bytes that it fills.
+            prefix: goes before the names.
+        """
+        with opened(path) as fd:
+            for member in members(fd, where or path, start, end):
+                name, target, offset = prefix + member.name, b"", member.offset
+                if member.kind == "folder":
+                    self.folders.append((archive, name))
+                    continue
+                if member.kind != "file":  # a link, or a device: a name without bytes of its own
+                    offset = -1
+                    if member.kind == "symlink":
+                        target = posixpath.normpath(posixpath.join(posixpath.dirname(name), member.target))
+                    elif member.kind == "link":
+                        target = posixpath.normpath(prefix + member.target)
+                    if target:
+                        self._links.append((len(self._names), target))
+                self._names.append(name)
+                self._archive.append(archive)
+                self._offset.append(offset)
+                self._size.append(member.size if offset >= 0 else 0)
+
+    def build(self) -> Table:
+        """The table; the builder can't be appended to afterwards."""
+        table = Table(
+            self._names.build(),
+            np.array(self._archive, np.int32),
+            np.array(self._offset, np.int64),
+            np.array(self._size, np.int64),
+        )
+        wanted = {(int(table.archive[i]), target) for i, target in self._links}
+        place = {}
+        for i, name in enumerate(table.names if wanted else ()):
+            if (int(table.archive[i]), name) in wanted:
+                place[int(table.archive[i]), name] = i
+        for _ in range(_MAX_HOPS):  # a link may lead to a link
+            for i, target in self._links:
+                to = place.get((int(table.archive[i]), target))
+                if to is not None:
+                    table.offset[i], table.size[i] = table.offset[to], table.size[to]
+        return table
+
+
+def index_archives(archives: Sequence[str]) -> tuple[Table, list[tuple[int, bytes]]]:
+    """All files in the archives, and their folders as `TableBuilder` has them."""
+    builder = TableBuilder()
+    for number, path in enumerate(archives):
+        builder.add_archive(path, number)
+    return builder.build(), builder.folders
 
 
 class ArchiveSource(Indexed):
@@ -77,7 +178,7 @@ class ArchiveSource(Indexed):
 
     def _open(self, archive: int) -> int:
         try:
-            return os.open(self.archives[archive], _FLAGS)
+            return os.open(self.archives[archive], OPEN_FLAGS)
         except OSError as error:
             raise Error(f"{self.archives[archive]}: {error.strerror}; put the archive back and rerun") from None
 
@@ -97,9 +198,9 @@ class ArchiveSource(Indexed):
     def read(self, i: int) -> bytes:
         archive, offset, size = int(self.archive[i]), int(self.offset[i]), int(self.size[i])
         if offset < 0:
-            raise BadSample("missing", f"{text(self.key(i))}: a link that leads nowhere in {self.archives[archive]}")
+            raise BadSample("missing", f"{as_text(self.key(i))}: a link that leads nowhere in {self.archives[archive]}")
         if size == 0:
-            raise BadSample("empty", f"{text(self.key(i))} in {self.archives[archive]}")
+            raise BadSample("empty", f"{as_text(self.key(i))} in {self.archives[archive]}")
         try:
             data = self._pread(archive, size, offset)
         except OSError as error:
@@ -110,86 +211,21 @@ class ArchiveSource(Indexed):
 
     def change_stamps(self, indices: np.ndarray) -> np.ndarray:
         """int64 (len(indices), 2): the sample's size and its archive's modification time in ns."""
-        times = np.full(len(self.archives), -1, np.int64)
-        for archive in np.unique(self.archive[indices]).tolist():
-            try:
-                times[archive] = os.stat(self.archives[archive]).st_mtime_ns
-            except OSError:
-                continue
-        stamps = np.stack([self.size[indices], times[self.archive[indices]]], axis=1)
-        stamps[stamps[:, 1] == -1] = -1
-        return stamps
+        used, place = np.unique(self.archive[indices], return_inverse=True)
+        times = file_stamps((self.archives[i] for i in used.tolist()), len(used))[place, 1]
+        return np.stack([np.where(times == -1, -1, self.size[indices]), times], axis=1)
 
 
-@contextmanager
-def opened(path: str) -> Iterator[int]:
-    """A descriptor of an archive, for reading its headers."""
-    try:
-        fd = os.open(path, _FLAGS)
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}; check the path and its permissions") from None
-    try:
-        yield fd
-    finally:
-        os.close(fd)
+@dataclass
+class ArchivePart:
+    """A split made of files in archives; the table's names are the keys."""
 
+    archives: list[str]
+    table: Table
+    column: LabelColumn = field(default_factory=LabelColumn)
 
-class TableBuilder:
-    """Collects files of archives into a `Table`; links within an archive get the bytes they lead to.
+    def where(self, i: int) -> str:
+        return f"{self.archives[self.table.archive[i]]}: {as_text(self.table.names[i])}"
 
-    Attributes:
-        folders: (archive, path) of the folders that are members themselves, as empty ones must be.
-    """
-
-    def __init__(self) -> None:
-        self.names = ByteStringsBuilder()
-        self._archive, self._offset, self._size = array("i"), array("q"), array("q")
-        self._links: list[tuple[int, bytes]] = []
-        self.folders: list[tuple[int, bytes]] = []
-
-    def add(self, name: bytes, archive: int, offset: int, size: int) -> None:
-        self.names.append(name)
-        self._archive.append(archive)
-        self._offset.append(offset)
-        self._size.append(size)
-
-    def add_archive(self, path: str, archive: int) -> None:
-        """Index a tar file as archive number `archive`."""
-        with opened(path) as fd:
-            for member in members(fd, path):
-                if member.kind == "file":
-                    self.add(member.name, archive, member.offset, member.size)
-                elif member.kind == "folder":
-                    self.folders.append((archive, member.name))
-                else:  # a link, or a device: a name without bytes of its own
-                    if member.kind == "symlink":
-                        target = posixpath.normpath(posixpath.join(posixpath.dirname(member.name), member.target))
-                        self._links.append((len(self.names), target))
-                    elif member.kind == "link":
-                        self._links.append((len(self.names), posixpath.normpath(member.target)))
-                    self.add(member.name, archive, -1, 0)
-
-    def build(self) -> Table:
-        names = self.names.build()
-        table = Table(
-            names,
-            np.array(self._archive, np.int32),
-            np.array(self._offset, np.int64),
-            np.array(self._size, np.int64),
-        )
-        if self._links:
-            self._follow(table)
-        return table
-
-    def _follow(self, table: Table) -> None:
-        wanted = {(int(table.archive[i]), target) for i, target in self._links}
-        place = {
-            (int(table.archive[i]), name): i
-            for i, name in enumerate(table.names)
-            if (int(table.archive[i]), name) in wanted
-        }
-        for _ in range(_MAX_HOPS):  # a link may lead to a link
-            for i, target in self._links:
-                to = place.get((int(table.archive[i]), target))
-                if to is not None:
-                    table.offset[i], table.size[i] = table.offset[to], table.size[to]
+    def source(self, labels: np.ndarray) -> ArchiveSource:
+        return ArchiveSource(self.archives, self.table, labels)

@@ -7,11 +7,13 @@ maps it, so that an index of 1.3 million samples costs no memory per worker.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+
+from pipeline.sources.byte_strings import ByteStrings
 
 
 class Source(Protocol):
@@ -59,9 +61,9 @@ class SourceSet:
     Attributes:
         kind: name of the source's kind, one of those of `--source`.
         class_ids: label order; by default the sorted ids.
-        class_names: human-readable names in the same order, None where the source has none.
         splits: name -> Source, in the source's order. Values may be made lazily (any Mapping).
-        ignored: what was passed over, by kind, with counts: {"dot-file": 3, "not an image": 1}.
+        class_names: human-readable names in the same order, None where the source has none.
+        ignored: what was passed over, by kind, with counts: {"dot-file": 3, "file that is no image": 1}.
         notes: lines that the person should see, such as a class without images.
         origin: SRC as given, for messages only.
         warnings: lines about what may be a mistake of the person's.
@@ -77,8 +79,43 @@ class SourceSet:
     warnings: list[str] = field(default_factory=list)
 
 
-def pack_keys(keys: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
-    """Keys as one uint8 array and int64 (N+1,) offsets."""
-    offsets = np.zeros(len(keys) + 1, np.int64)
-    np.cumsum([len(key) for key in keys], out=offsets[1:])
-    return np.frombuffer(b"".join(keys), np.uint8), offsets
+@dataclass(frozen=True)
+class SourceOptions:
+    """What is asked of a source, beside where it is; see `open_source`."""
+
+    splits: tuple[str, ...] = ()
+    """The wanted splits; empty means all."""
+    check_md5: bool = False
+    download: bool = False
+
+    def wants(self, split: str) -> bool:
+        return not self.splits or split in self.splits
+
+    @property
+    def only_split(self) -> str:
+        """The name of a source's only split: the one that was asked for, else `train`."""
+        return self.splits[0] if len(self.splits) == 1 else "train"
+
+
+class Indexed:
+    """N samples with a key and a label each, as arrays: what the sources that index files have in common.
+
+    Args:
+        keys: the samples' keys, unique.
+        labels: int32 (N,), class indices or -2.
+    """
+
+    def __init__(self, keys: ByteStrings, labels: np.ndarray) -> None:
+        assert len(keys) == len(labels), (len(keys), len(labels))
+        self.names = keys
+        self.labels = labels
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def keys(self) -> tuple[np.ndarray, np.ndarray]:
+        """All keys' bytes end to end, uint8 (total,), and int64 (N+1,) offsets into them."""
+        return self.names.arrays
+
+    def key(self, i: int) -> bytes:
+        return self.names[i]

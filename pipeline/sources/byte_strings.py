@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -21,6 +21,19 @@ class ByteStrings:
     def __init__(self, blob: np.ndarray, offsets: np.ndarray) -> None:
         self.blob = blob
         self.offsets = offsets
+
+    @staticmethod
+    def pack(values: Iterable[bytes]) -> ByteStrings:
+        """The values as arrays, without keeping an object for each."""
+        builder = ByteStringsBuilder()
+        for value in values:
+            builder.append(value)
+        return builder.build()
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """uint8 (total,) and int64 (N+1,): the blob and the offsets."""
+        return self.blob, self.offsets
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

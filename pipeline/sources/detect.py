@@ -9,12 +9,13 @@ from typing import Any
 
 from pipeline.errors import UsageError
 from pipeline.sources import names
+from pipeline.sources.files import data_files
 from pipeline.sources.imagenet import is_official
 from pipeline.sources.kaggle import find_tree
 from pipeline.sources.manifest import MANIFEST_SUFFIXES
-from pipeline.sources.tar import find_files
 from pipeline.sources.torchvision_sets import PREFIX
 from pipeline.sources.webdataset import looks_like_webdataset
+from pipeline.text import as_text
 
 MAX_FOLDERS = 200  # looked into, the first by name of each level
 _COMPRESSED = {
@@ -79,11 +80,14 @@ def _detect_folder(path: Path) -> str:
     if (path / "zarr.json").is_file():
         raise UsageError(f"{path}: a Zarr store already; `python -m pipeline copy` copies one")
     seen: dict[str, str] = {}
-    for folder, files in _levels(os.fsencode(path)):
-        for name in files:
-            kind = _kind_of(name)
-            if kind:
-                seen.setdefault(kind, names.text(os.path.join(folder, name)))
+    for folder, name in _files(os.fsencode(path)):
+        extension = name.lower().rpartition(b".")[2]
+        if name.startswith(b"."):
+            continue
+        if names.is_image(name):
+            seen.setdefault("folder", as_text(os.path.join(folder, name)))
+        elif extension in (b"tar", b"parquet"):
+            seen.setdefault(extension.decode(), as_text(os.path.join(folder, name)))
     if len(seen) > 1:
         (kind, example), (other, another) = list(seen.items())[:2]
         raise UsageError(
@@ -91,42 +95,26 @@ def _detect_folder(path: Path) -> str:
             f"--source {kind} or --source {other}"
         )
     if "tar" in seen:
-        return "webdataset" if looks_like_webdataset(find_files(path, ".tar")) else "tar"
+        return "webdataset" if looks_like_webdataset(data_files(path, ".tar")) else "tar"
     return next(iter(seen), "folder")
 
 
-def _kind_of(name: bytes) -> str | None:
-    if name.startswith(b"."):
-        return None
-    if names.is_image(name):
-        return "folder"
-    return {b"tar": "tar", b"parquet": "parquet"}.get(name.lower().rpartition(b".")[2])
-
-
-def _levels(root: bytes) -> Iterator[tuple[bytes, list[bytes]]]:
-    """The folders of the first three levels, breadth first, with all their files' names; at most `MAX_FOLDERS`."""
+def _files(root: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Folder and name of the files in the first three levels, breadth first; in at most `MAX_FOLDERS` folders."""
     level, left = [root], MAX_FOLDERS
     for _ in range(3):
         below: list[bytes] = []
         for folder in level[:left]:
-            inner, files = _list(folder)
-            yield folder, files
+            try:
+                with os.scandir(folder) as entries:
+                    # Links to folders aren't entered: what they hold is told by the rest.
+                    found = sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries)
+            except OSError as error:
+                raise UsageError(
+                    f"{as_text(folder)}: can't be listed ({error.strerror}); check its permissions"
+                ) from None
+            yield from ((folder, name) for name, is_folder in found if not is_folder)
+            inner = (name for name, is_folder in found if is_folder and not names.is_system_folder(name))
             below += [os.path.join(folder, name) for name in inner]
         left -= min(left, len(level))
         level = below
-
-
-def _list(folder: bytes) -> tuple[list[bytes], list[bytes]]:
-    """Names of the visible sub-folders and of everything else, each sorted."""
-    folders, files = [], []
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                # Links to folders aren't entered: what they hold is told by the rest.
-                if not entry.is_dir(follow_symlinks=False):
-                    files.append(entry.name)
-                elif not names.is_system_folder(entry.name):
-                    folders.append(entry.name)
-    except OSError as error:
-        raise UsageError(f"{names.text(folder)}: can't be listed ({error.strerror}); check its permissions") from None
-    return sorted(folders), sorted(files)

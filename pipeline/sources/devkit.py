@@ -14,9 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.errors import UsageError
-from pipeline.sources import names
 from pipeline.sources.labels import LabelColumn
-from pipeline.text import counted
+from pipeline.text import as_text, counted, one_line
 
 NAME = "ILSVRC2012_devkit_t12"
 META = "data/meta.mat"
@@ -56,7 +55,7 @@ class Devkit:
             number = int(match[1]) if match else 0
             if not 1 <= number <= len(self.truth):
                 raise UsageError(
-                    f"{images}: {names.text(key)} has no ground truth in {self.path} "
+                    f"{images}: {as_text(key)} has no ground truth in {self.path} "
                     f"({len(self.truth):,} lines); the images and the devkit must both be of ILSVRC2012"
                 )
             column.add(self.truth[number - 1])
@@ -124,7 +123,7 @@ def _read_archive(path: Path) -> dict[str, bytes]:
                 if content is not None:
                     files[name] = content.read()
     except (OSError, tarfile.TarError, EOFError, zlib.error) as error:
-        raise UsageError(f"{path}: can't be read ({names.one_line(error)}); {_WANTED}") from None
+        raise UsageError(f"{path}: can't be read ({one_line(error)}); {_WANTED}") from None
     return files
 
 
@@ -136,7 +135,7 @@ def _read_meta(content: bytes, path: Path) -> tuple[dict[int, str], dict[str, st
         synsets = np.atleast_1d(loadmat(io.BytesIO(content), squeeze_me=True, variable_names=["synsets"])["synsets"])
         fields = synsets.dtype.names or ()
     except Exception as error:  # scipy has no error of its own for damaged files
-        raise UsageError(f"{path}: {META} can't be read ({names.one_line(error)}); {_WANTED}") from None
+        raise UsageError(f"{path}: {META} can't be read ({one_line(error)}); {_WANTED}") from None
     missing = [name for name in _FIELDS if name not in fields]
     if missing:
         raise UsageError(f"{path}: the synsets in {META} have no {missing[0]}, so it is of another year; {_WANTED}")

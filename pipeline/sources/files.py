@@ -5,13 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 
 from pipeline.errors import BadSample
+from pipeline.sources import names
+from pipeline.sources.base import Indexed
 from pipeline.sources.byte_strings import ByteStrings
-from pipeline.sources.indexed import Indexed
-from pipeline.sources.names import text
+from pipeline.text import as_text
 
 MAX_FILE_BYTES = 1 << 31  # more is no image but, say, a sparse file that would use up the memory
 _REASONS = {
@@ -28,7 +31,7 @@ _REASONS = {
     errno.ESTALE: "unreadable",
 }
 # O_NONBLOCK: opening a FIFO without a writer returns at once instead of waiting for one for ever.
-_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
 def bad_sample(error: OSError, path: bytes) -> BadSample:
@@ -36,7 +39,7 @@ def bad_sample(error: OSError, path: bytes) -> BadSample:
     reason = _REASONS.get(error.errno or 0)
     if reason is None:
         raise error
-    return BadSample(reason, f"{text(path)}: {error.strerror}")
+    return BadSample(reason, f"{as_text(path)}: {error.strerror}")
 
 
 def read_file(path: bytes) -> bytes:
@@ -46,13 +49,13 @@ def read_file(path: bytes) -> bytes:
         BadSample: missing, unreadable, empty, or not a regular file.
     """
     try:
-        fd = os.open(path, _FLAGS)
+        fd = os.open(path, OPEN_FLAGS)
         try:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
-                raise BadSample("not-a-file", text(path))
+                raise BadSample("not-a-file", as_text(path))
             if status.st_size > MAX_FILE_BYTES:
-                raise BadSample("unsupported", f"{text(path)}: {status.st_size:,} bytes")
+                raise BadSample("unsupported", f"{as_text(path)}: {status.st_size:,} bytes")
             # One byte more than the size: the end is then seen without a second read.
             data = os.read(fd, status.st_size + 1)
             if len(data) != status.st_size:
@@ -65,8 +68,20 @@ def read_file(path: bytes) -> bytes:
     except OSError as error:
         raise bad_sample(error, path) from None
     if not data:
-        raise BadSample("empty", text(path))
+        raise BadSample("empty", as_text(path))
     return data
+
+
+def file_stamps(paths: Iterable[bytes | str], count: int) -> np.ndarray:
+    """int64 (count, 2): size and modification time in ns of each file; (-1, -1) where it can't be looked at."""
+    stamps = np.full((count, 2), -1, np.int64)
+    for row, path in enumerate(paths):
+        try:
+            status = os.stat(path)
+        except OSError:
+            continue
+        stamps[row] = status.st_size, status.st_mtime_ns
+    return stamps
 
 
 class FileSource(Indexed):
@@ -90,11 +105,22 @@ class FileSource(Indexed):
 
     def change_stamps(self, indices: np.ndarray) -> np.ndarray:
         """int64 (len(indices), 2): size and modification time in ns of each file."""
-        stamps = np.full((len(indices), 2), -1, np.int64)
-        for row, i in enumerate(indices.tolist()):
-            try:
-                status = os.stat(self.path(i))
-            except OSError:
-                continue
-            stamps[row] = status.st_size, status.st_mtime_ns
-        return stamps
+        return file_stamps(map(self.path, indices.tolist()), len(indices))
+
+
+def data_files(src: Path, suffix: str) -> list[Path]:
+    """`src` itself, or the visible files with the suffix below it, sorted as `path_order` does."""
+    if not src.is_dir():
+        return [src]
+    found = []
+    for path in src.rglob("*"):
+        hidden = any(part.startswith(".") for part in path.relative_to(src).parts)
+        if path.suffix.lower() == suffix and not hidden:
+            found.append(path)
+    return sorted(found, key=lambda path: [os.fsencode(part) for part in path.parts])
+
+
+def split_of_data_file(path: Path, src: Path) -> str | None:
+    """The split that the file's name, or that of a folder below SRC, says."""
+    relative = path.relative_to(src) if path != src else Path(path.name)
+    return names.split_of_file(os.fsencode(relative.with_suffix("")))

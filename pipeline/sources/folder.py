@@ -15,19 +15,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from pipeline.errors import UsageError
 from pipeline.sources import names
-from pipeline.sources.base import SourceSet
+from pipeline.sources.base import SourceOptions, SourceSet
 from pipeline.sources.byte_strings import ByteStrings, ByteStringsBuilder
 from pipeline.sources.devkit import NAME, is_official_val
 from pipeline.sources.files import FileSource
-from pipeline.sources.ignored import OUTSIDE_SPLITS, Ignored
-from pipeline.sources.labels import LabelColumn, resolve
+from pipeline.sources.ignored import Ignored
+from pipeline.sources.labels import LabelColumn, assemble
 from pipeline.sources.nested_images import NestedImages
+from pipeline.text import as_text
 
 
-def list_folder(path: bytes, ignored: Ignored) -> tuple[list[bytes], list[bytes]]:
-    """Names of the sub-folders and of the image candidates in a folder, each sorted; the rest is noted.
+def list_folder(path: bytes, ignored: Ignored | None = None) -> tuple[list[bytes], list[bytes]]:
+    """Names of the sub-folders and of the image candidates in a folder, each sorted; the rest is counted.
 
     Links to folders count as folders. Nothing but the names is looked at, unless the entry is a link.
     """
@@ -50,10 +53,11 @@ def list_folder(path: bytes, ignored: Ignored) -> tuple[list[bytes], list[bytes]
                     files.append(name)
     except OSError as error:
         raise UsageError(
-            f"{names.text(path)}: can't be listed ({error.strerror}); check the path and its permissions"
+            f"{as_text(path)}: can't be listed ({error.strerror}); check the path and its permissions"
         ) from None
-    for name, why in sorted(passed_over):  # sorted, so that the examples don't depend on the file system
-        ignored.add(why, os.path.join(path, name))
+    if ignored is not None:
+        for name, why in sorted(passed_over):  # sorted, so that the examples don't depend on the file system
+            ignored.add(why, os.path.join(path, name))
     return sorted(folders), sorted(files)
 
 
@@ -81,7 +85,7 @@ def walk(
 
 @dataclass
 class Scan:
-    """One split folder as found: relative paths of its images and their class folders' names."""
+    """One split folder as found: relative paths of its images and its class folders' names."""
 
     root: bytes
     keys: ByteStrings
@@ -93,34 +97,41 @@ class Scan:
     def is_flat(self) -> bool:
         return not self.column.tokens
 
+    def path(self, key: bytes) -> str:
+        return as_text(os.path.join(self.root, key))
+
+    def where(self, i: int) -> str:
+        return self.path(self.keys[i])
+
+    def source(self, labels: np.ndarray) -> FileSource:
+        return FileSource(self.root, self.keys, labels)
+
 
 def scan(root: bytes, ignored: Ignored) -> Scan:
     """Index a split folder. Without images in sub-folders, its own images are unlabelled samples."""
     folders, files = list_folder(root, ignored)
-    keys, column, classes, deeper = ByteStringsBuilder(), LabelColumn(), [], NestedImages()
+    keys, column, deeper = ByteStringsBuilder(), LabelColumn(), NestedImages()
+    classes = [as_text(folder) for folder in folders]
+    if len(set(classes)) != len(classes):
+        raise UsageError(f"{as_text(root)}: two class folders have names that read the same; rename one")
     status = os.stat(root)
     above = frozenset([(status.st_dev, status.st_ino)])
-    for folder in folders:
+    for folder, name in zip(folders, classes, strict=True):
         before = len(keys)
         for path in walk(os.path.join(root, folder), ignored, folder + b"/", above):
             keys.append(path)
-            deeper.look(path)
-        classes.append(names.text(folder))
+            deeper.add(path)
         if len(keys) > before:
-            column.add(names.text(folder), len(keys) - before)
-    if len(set(classes)) != len(classes):
-        raise UsageError(f"{names.text(root)}: two class folders have names that read the same; rename one")
+            column.add(name, len(keys) - before)
     if keys:
         if files:
             ignored.add(names.OUTSIDE_CLASSES, os.path.join(root, files[0]), len(files))
         return Scan(root, keys.build(), column, classes, deeper)
-    for name in files:
-        keys.append(name)
     column.add(None, len(files))
-    return Scan(root, keys.build(), column, [] if files else classes)
+    return Scan(root, ByteStrings.pack(files), column, [] if files else classes)
 
 
-def split_folders(root: bytes, splits: Sequence[str] | None) -> dict[str, bytes] | None:
+def split_folders(root: bytes, splits: Sequence[str] = ()) -> dict[str, bytes] | None:
     """Split name -> folder, or None where the folder holds classes.
 
     A folder named `train` may also be a class (of vehicles): it is one where it holds images itself and has siblings
@@ -129,18 +140,17 @@ def split_folders(root: bytes, splits: Sequence[str] | None) -> dict[str, bytes]
     Raises:
         UsageError: both readings are possible, or two folders are the same split.
     """
-    folders, _ = list_folder(root, Ignored())
-    asked = set(splits or ())
+    folders, _ = list_folder(root)
     found: dict[str, bytes] = {}
     others = []
     for folder in folders:
         name = folder.decode("utf-8", "replace")
-        split = name if name in asked else names.split_of_folder(folder)
+        split = name if name in splits else names.split_of_folder(folder)
         if split is None:
             others.append(folder)
         elif split in found:
             raise UsageError(
-                f"{names.text(root)}: {names.text(found[split])}/ and {names.text(folder)}/ would both be the split "
+                f"{as_text(root)}: {as_text(found[split])}/ and {as_text(folder)}/ would both be the split "
                 f"{split!r}; rename or move one of them"
             )
         else:
@@ -149,90 +159,70 @@ def split_folders(root: bytes, splits: Sequence[str] | None) -> dict[str, bytes]
         return None
     siblings = [folder for folder in others if next(walk(os.path.join(root, folder), Ignored()), None)]
     flat = all(_is_flat(os.path.join(root, folder)) for folder in found.values())
-    named = bool(asked & set(found))
+    named = bool(set(splits) & set(found))
     if not siblings or (named and not flat):
         return {split: os.path.join(root, folder) for split, folder in found.items()}
     if flat and not named:
         return None
     raise UsageError(
-        f"{names.text(root)}: holds both split folders ({', '.join(sorted(found))}) and other folders with images "
-        f"({names.text(siblings[0])}); move the others away, name the splits with --split, or give one split's folder"
+        f"{as_text(root)}: holds both split folders ({', '.join(sorted(found))}) and other folders with images "
+        f"({as_text(siblings[0])}); move the others away, name the splits with --split, or give one split's folder"
     )
 
 
 def _is_flat(path: bytes) -> bool:
-    folders, files = list_folder(path, Ignored())
+    folders, files = list_folder(path)
     return bool(files) and not folders
 
 
-def single_name(splits: Sequence[str] | None) -> str:
-    """The name of a source's only split: the one that was asked for, else `train`."""
-    return splits[0] if splits and len(splits) == 1 else "train"
-
-
-def open_folder(src: Path, splits: Sequence[str] | None = None) -> SourceSet:
-    """The folder source.
-
-    Args:
-        src: the folder.
-        splits: the wanted splits; only these are walked.
+def open_folder(src: Path, options: SourceOptions) -> SourceSet:
+    """The folder source; only the wanted splits are walked.
 
     Raises:
         UsageError: no such folder, an unreadable one, or a class that `train` doesn't have.
     """
     root = os.fsencode(src)
     ignored = Ignored(root)
-    found = split_folders(root, splits)
+    found = split_folders(root, options.splits)
     holds_splits = found is not None
     if found is None:
         _refuse_wrapper(root)
-        found = {single_name(splits): root}
+        found = {options.only_split: root}
     else:
         inside = {os.path.basename(path) for path in found.values()}
-        for folder in list_folder(root, Ignored())[0]:
+        for folder in list_folder(root)[0]:
             if folder not in inside:
-                ignored.add(OUTSIDE_SPLITS, folder)
-    wanted = [split for split in names.natural_splits(set(found)) if not splits or split in splits]
-    scans = {split: scan(found[split], ignored) for split in wanted}
-    made = build(scans, found.get("train"), ignored, str(src))
+                ignored.add(names.OUTSIDE_SPLITS, folder)
+    scans = {split: scan(found[split], ignored) for split in names.natural_splits(set(found)) if options.wants(split)}
+    made = build("folder", scans, found.get("train"), options, ignored)
     for split, part in scans.items():
         if part.is_flat and is_official_val(part.keys):
             made.notes.append(f"{split}: ImageNet's validation images; {NAME}.tar.gz beside it would label them")
-    too_high = next((split for split, part in scans.items() if part.deeper.first), None)
-    if too_high is not None:
-        made.warnings.append(_too_high(scans[too_high], f" with --split {too_high}" if holds_splits else ""))
+        if part.deeper.first and not made.warnings:
+            flags = f" with --split {split}" if holds_splits else ""
+            remedy = f"give {part.path(part.deeper.wanted_root)} as SRC{flags}"
+            made.warnings.append(part.deeper.warning(part.path(part.deeper.first), remedy))
     return made
 
 
-def _too_high(part: Scan, flags: str) -> str:
-    example = names.text(os.path.join(part.root, part.deeper.first))
-    wanted = names.text(os.path.join(part.root, part.deeper.wanted_root))
-    return part.deeper.warning(example, f"give {wanted} as SRC{flags}")
-
-
-def build(scans: dict[str, Scan], train: bytes | None, ignored: Ignored, origin: str) -> SourceSet:
+def build(
+    kind: str, scans: dict[str, Scan], train: bytes | None, options: SourceOptions, ignored: Ignored
+) -> SourceSet:
     """The source set of scanned split folders; `train` is the folder that gives the class map, scanned or not."""
     class_ids = None
     if "train" in scans:
         class_ids = scans["train"].classes
     elif train is not None:
-        class_ids = [names.text(folder) for folder in list_folder(train, Ignored())[0]]
-
-    def where(split: str, sample: int) -> str:
-        return names.text(os.path.join(scans[split].root, scans[split].keys[sample]))
-
-    columns = {split: scan.column for split, scan in scans.items()}
+        class_ids = [as_text(folder) for folder in list_folder(train)[0]]
     if not class_ids:  # no train split, or an unlabelled one
         class_ids = [name for scan in scans.values() for name in scan.classes]
-    ids, labels = resolve(columns, where, class_ids=class_ids)
-    sources = {split: FileSource(scan.root, scan.keys, labels[split]) for split, scan in scans.items()}
-    return SourceSet("folder", ids, sources, ignored=ignored, origin=origin)
+    return assemble(kind, scans, options, class_ids=class_ids, ignored=ignored)
 
 
 def _refuse_wrapper(root: bytes) -> None:
-    folders, files = list_folder(root, Ignored())
+    folders, files = list_folder(root)
     if len(folders) == 1 and not files:
-        inner = [names.split_of_folder(name) for name in list_folder(os.path.join(root, folders[0]), Ignored())[0]]
+        path = os.path.join(root, folders[0])
+        inner = [names.split_of_folder(name) for name in list_folder(path)[0]]
         if "train" in inner and None not in inner:
-            path = names.text(os.path.join(root, folders[0]))
-            raise UsageError(f"{names.text(root)}: its only folder holds the splits; give {path} as SRC")
+            raise UsageError(f"{as_text(root)}: its only folder holds the splits; give {as_text(path)} as SRC")

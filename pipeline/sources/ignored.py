@@ -6,24 +6,20 @@ from collections import Counter
 from collections.abc import Mapping
 
 from pipeline.sources import names
-from pipeline.text import counted
+from pipeline.text import as_text, counted
 
-NO_CLASS_ARCHIVE = "not a class archive"
-NO_IMAGE = "sample without an image"
-OTHER_FILE = "file of a sample that isn't used"
-OUTSIDE_SPLITS = "folder outside the splits"
-_WORDS = {
-    names.DOT_FILE: ("dot-file", ""),
-    names.SYSTEM_FOLDER: ("hidden or system folder", ""),
-    names.NOT_AN_IMAGE: ("file that is no image", "files that are no images"),
-    names.OUTSIDE_CLASSES: ("image outside the class folders", "images outside the class folders"),
-    names.LINK_LOOP: ("link to a folder above", "links to folders above"),
-    OUTSIDE_SPLITS: ("folder outside the splits", "folders outside the splits"),
-    NO_CLASS_ARCHIVE: ("file that is no class archive", "files that are no class archives"),
-    NO_IMAGE: ("sample without an image", "samples without an image"),
-    OTHER_FILE: ("file of a sample that isn't used", "files of samples that aren't used"),
+_PLURALS = {
+    names.DOT_FILE: "dot-files",
+    names.SYSTEM_FOLDER: "hidden or system folders",
+    names.NOT_AN_IMAGE: "files that are no images",
+    names.OUTSIDE_CLASSES: "images outside the class folders",
+    names.LINK_LOOP: "links to folders above",
+    names.OUTSIDE_SPLITS: "folders outside the splits",
+    names.NO_CLASS_ARCHIVE: "files that are no class archives",
+    names.NO_IMAGE: "samples without an image",
+    names.OTHER_FILE: "files of samples that aren't used",
 }
-_BY_EXTENSION = (names.NOT_AN_IMAGE, NO_CLASS_ARCHIVE, OTHER_FILE)
+_BY_EXTENSION = (names.NOT_AN_IMAGE, names.NO_CLASS_ARCHIVE, names.OTHER_FILE)
 _EXAMPLES = 2
 _EXTENSIONS_SHOWN = 3
 _EXTENSIONS_KEPT = 100  # a folder of `x.00001` ... must not fill the memory
@@ -31,7 +27,7 @@ _REST = "of other kinds"
 
 
 class Ignored(dict[str, int]):
-    """Kind -> count, as `SourceSet.ignored` has it.
+    """Kind, as the constants of `names`, -> count; `SourceSet.ignored`.
 
     Args:
         root: the folder that names are shown relative to.
@@ -52,7 +48,7 @@ class Ignored(dict[str, int]):
         self[kind] = self.get(kind, 0) + count
         examples = self.examples.setdefault(kind, [])
         if len(examples) < _EXAMPLES:
-            examples.append(" ".join(names.text(path.removeprefix(self.root)).split()))
+            examples.append(" ".join(as_text(path.removeprefix(self.root)).split()))
         if kind in _BY_EXTENSION:
             found = self.extensions.setdefault(kind, Counter())
             extension = _extension(path)
@@ -62,19 +58,19 @@ class Ignored(dict[str, int]):
 
 def _extension(path: bytes) -> str:
     stem, dot, extension = path.rpartition(b"/")[2].rpartition(b".")
-    return f".{names.text(extension.lower())}" if dot and stem and len(extension) <= 8 else "without extension"
+    return f".{as_text(extension.lower())}" if dot and stem and len(extension) <= 8 else "without extension"
 
 
 def describe(ignored: Mapping[str, int]) -> str:
     """One line: `12 files that are no images (10 .txt, 2 .json; e.g. notes/readme.txt, x.json), 1 dot-file (.rc)`."""
-    return ", ".join(_describe(ignored, kind, count) for kind, count in sorted(ignored.items()) if count)
+    said = ((counted(count, kind, _PLURALS.get(kind, kind)), kind) for kind, count in ignored.items() if count)
+    return ", ".join(text + _details(ignored, kind) for text, kind in sorted(said, key=lambda pair: pair[1]))
 
 
-def _describe(ignored: Mapping[str, int], kind: str, count: int) -> str:
-    text = counted(count, *_WORDS[kind]) if kind in _WORDS else f"{count:,} {kind}"
+def _details(ignored: Mapping[str, int], kind: str) -> str:
     if not isinstance(ignored, Ignored) or kind not in ignored.examples:
-        return text
-    examples = ", ".join(ignored.examples[kind])
+        return ""
+    count, examples = ignored[kind], ignored.examples[kind]
     extensions = ignored.extensions.get(kind, Counter())
     details = []
     if count > 1 and extensions:
@@ -82,5 +78,5 @@ def _describe(ignored: Mapping[str, int], kind: str, count: int) -> str:
         rest = count - sum(number for _, number in most)
         details.append(", ".join(f"{number:,} {extension}" for extension, number in most))
         details[0] += f", {rest:,} {_REST}" if rest else ""
-    details.append(examples if count <= len(ignored.examples[kind]) else f"e.g. {examples}")
-    return f"{text} ({'; '.join(details)})"
+    details.append(("" if count <= len(examples) else "e.g. ") + ", ".join(examples))
+    return f" ({'; '.join(details)})"

@@ -15,24 +15,20 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
 from pipeline.errors import UsageError
 from pipeline.sources import names
-from pipeline.sources.archive import ArchiveSource, Table, TableBuilder, opened
-from pipeline.sources.base import Source, SourceSet
-from pipeline.sources.byte_strings import ByteStringsBuilder, path_order
+from pipeline.sources.archive import ArchivePart, TableBuilder, index_archives
+from pipeline.sources.base import SourceOptions, SourceSet
+from pipeline.sources.byte_strings import ByteStrings
 from pipeline.sources.devkit import NAME, Devkit, find_devkit, is_official_val, read_devkit
-from pipeline.sources.files import FileSource
 from pipeline.sources.folder import Scan, list_folder, scan, split_folders
-from pipeline.sources.ignored import NO_CLASS_ARCHIVE, Ignored
-from pipeline.sources.labels import LabelColumn, resolve
-from pipeline.sources.tar import image_rows, read_table, refuse_duplicates
-from pipeline.sources.tarfiles import members
+from pipeline.sources.ignored import Ignored
+from pipeline.sources.labels import assemble
+from pipeline.sources.tar_headers import members, opened
+from pipeline.text import as_text
 
 TRAIN, VAL, TEST, TASK_3 = "train", "val", "test", "task 3"
 MD5 = {
@@ -74,63 +70,51 @@ def is_official(path: Path) -> bool:
     val = path / VAL
     if find_devkit(path) is None or not val.is_dir():
         return False
-    return is_official_val(list_folder(os.fsencode(val), Ignored())[1])
+    return is_official_val(list_folder(os.fsencode(val))[1])
 
 
 @dataclass
 class _Found:
-    """What is collected on the way: archives by role, then one column of labels and one place per split."""
+    """What SRC holds: archives by their role, unpacked splits; then the splits that were read."""
 
     root: Path
     archives: dict[str, Path]
     folders: dict[str, bytes]
-    ignored: Ignored = field(init=False)
     notes: list[str] = field(default_factory=list)
-    columns: dict[str, LabelColumn] = field(default_factory=dict)
-    places: dict[str, tuple[Table, list[str]] | Scan] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.ignored = Ignored(os.fsencode(self.root))
+    parts: dict[str, ArchivePart | Scan] = field(default_factory=dict)
 
 
-def open_imagenet(src: Path, splits: Sequence[str] | None = None, *, check_md5: bool = False) -> SourceSet:
-    """The official archives.
+def open_imagenet(src: Path, options: SourceOptions) -> SourceSet:
+    """The official archives; the headers of splits that aren't wanted aren't read.
 
-    Args:
-        src: the folder of the archives, or one archive.
-        splits: the wanted splits; the headers of the others aren't read.
-        check_md5: compare the archives that are used with their known sums first; reads each of them once.
+    With `check_md5` the archives that are used are compared with their known sums first, which reads each of them once.
 
     Raises:
         UsageError: a missing, damaged or wrong archive or devkit, or a wrong sum.
     """
     found = _look(src)
+    ignored = Ignored(os.fsencode(found.root))
     devkit_path = find_devkit(found.root)
-    have = {*found.archives, *found.folders}
-    wanted = [split for split in (TRAIN, VAL, TEST) if split in have and (not splits or split in splits)]
-    if check_md5:
+    wanted = [split for split in (TRAIN, VAL, TEST) if split in found.archives or split in found.folders]
+    wanted = [split for split in wanted if options.wants(split)]
+    if options.check_md5:
         for split in wanted:
             if split in found.archives:
                 _check_md5(found.archives[split], MD5[split])
         if devkit_path is not None and devkit_path.is_file():
             _check_md5(devkit_path, MD5[NAME])
     devkit = read_devkit(devkit_path) if devkit_path is not None and devkit_path.name.startswith(NAME) else None
-    class_ids = _train(found, TRAIN in wanted)
+    class_ids = _train(found, TRAIN in wanted, ignored)
     if VAL in wanted:
-        _val(found, devkit, devkit_path)
+        _val(found, devkit, devkit_path, ignored)
     if TEST in wanted:
-        _test(found)
-    if not class_ids:
-        class_ids = sorted(devkit.words) if devkit else []
-    ids, labels = resolve(found.columns, lambda split, i: _where(found, split, i), class_ids=class_ids)
-    sources: dict[str, Source] = {}
-    for split, place in found.places.items():
-        if isinstance(place, Scan):
-            sources[split] = FileSource(place.root, place.keys, labels[split])
-        else:
-            sources[split] = ArchiveSource(place[1], place[0], labels[split])
-    class_names = [devkit.words.get(wnid, wnid) for wnid in ids] if devkit else None
-    return SourceSet("imagenet", ids, sources, class_names, found.ignored, found.notes, str(src))
+        _test(found, ignored)
+    if not class_ids and devkit:
+        class_ids = sorted(devkit.words)
+    made = assemble("imagenet", found.parts, options, class_ids=class_ids or (), ignored=ignored, notes=found.notes)
+    if devkit:
+        made.class_names = [devkit.words.get(wnid, wnid) for wnid in made.class_ids]
+    return made
 
 
 def _look(src: Path) -> _Found:
@@ -146,7 +130,7 @@ def _look(src: Path) -> _Found:
                 "their folder"
             )
         return _Found(src.parent, {role: src}, {})
-    found = _Found(src, {}, split_folders(os.fsencode(src), None) or {})
+    found = _Found(src, {}, split_folders(os.fsencode(src)) or {})
     for path in sorted(src.iterdir()):
         role = next((role for pattern, role in _ROLES if pattern.fullmatch(path.name)), None)
         if role == TASK_3:
@@ -168,35 +152,26 @@ def _holds_class_tars(folder: Path) -> bool:
     return folder.is_dir() and any(_CLASS_TAR.fullmatch(os.fsencode(name)) for name in os.listdir(folder))
 
 
-def _train(found: _Found, wanted: bool) -> list[str] | None:
+def _train(found: _Found, wanted: bool, ignored: Ignored) -> list[str] | None:
     """Index train where it is wanted; returns its classes, which give the class map in any case."""
     archive = found.archives.get(TRAIN)
     if archive is None and TRAIN in found.folders:
         if not wanted:
-            return [names.text(name) for name in list_folder(found.folders[TRAIN], Ignored())[0]]
-        place = scan(found.folders[TRAIN], found.ignored)
-        found.places[TRAIN], found.columns[TRAIN] = place, place.column
+            return [as_text(name) for name in list_folder(found.folders[TRAIN])[0]]
+        place = found.parts[TRAIN] = scan(found.folders[TRAIN], ignored)
         return place.classes
     if archive is None:
         return None
-    classes = _class_tars(archive, found.ignored if wanted else Ignored())
-    if not wanted:
-        return sorted(classes)
-    builder, archives = TableBuilder(), sorted({path for path, _, _ in classes.values()})
-    for wnid, (path, start, end) in sorted(classes.items()):
-        with opened(path) as fd:
-            for member in members(fd, f"{path}: {wnid}.tar" if archive.is_file() else path, start, end):
-                if member.kind == "file":
-                    key = f"{wnid}/".encode() + member.name
-                    builder.add(key, archives.index(path), member.offset, member.size)
-    table = builder.build()
-    table = table.take(image_rows(table, found.ignored))
-    table = table.take(path_order(table.names))
-    refuse_duplicates(table, [Path(path) for path in archives])
-    column = LabelColumn()
-    for key in table.names:
-        column.add(key[:9].decode())
-    found.places[TRAIN], found.columns[TRAIN] = (table, archives), column
+    classes = _class_tars(archive, ignored if wanted else Ignored())
+    if wanted:
+        builder, archives = TableBuilder(), sorted({path for path, _, _ in classes.values()})
+        for wnid, (path, start, end) in sorted(classes.items()):
+            where = f"{path}: {wnid}.tar" if archive.is_file() else path
+            builder.add_archive(path, archives.index(path), where, start, end, f"{wnid}/".encode())
+        table = builder.build()
+        part = found.parts[TRAIN] = ArchivePart(archives, table.take(table.images(ignored)).sorted(archives))
+        for key in part.table.names:
+            part.column.add(key[:9].decode())
     return sorted(classes)
 
 
@@ -213,7 +188,7 @@ def _class_tars(archive: Path, ignored: Ignored) -> dict[str, tuple[str, int, in
             match = _CLASS_TAR.fullmatch(member.name.rpartition(b"/")[2])
             if match is None or member.kind != "file":
                 if member.kind != "folder":
-                    ignored.add(NO_CLASS_ARCHIVE, member.name)
+                    ignored.add(names.NO_CLASS_ARCHIVE, member.name)
                 continue
             wnid = match[1].decode()
             if wnid in classes:
@@ -224,16 +199,15 @@ def _class_tars(archive: Path, ignored: Ignored) -> dict[str, tuple[str, int, in
     return classes
 
 
-def _val(found: _Found, devkit: Devkit | None, devkit_path: Path | None) -> None:
+def _val(found: _Found, devkit: Devkit | None, devkit_path: Path | None, ignored: Ignored) -> None:
     if VAL in found.archives:
-        flat = _flat(found.archives[VAL], found.ignored)
-        found.places[VAL], keys, images = flat, flat[0].names, str(found.archives[VAL])
+        flat = found.parts[VAL] = _flat(found.archives[VAL], ignored)
+        keys, images = flat.table.names, str(found.archives[VAL])
     else:
-        place = scan(found.folders[VAL], found.ignored)
-        found.places[VAL], found.columns[VAL] = place, place.column
-        if not place.is_flat:
+        folder = found.parts[VAL] = scan(found.folders[VAL], ignored)
+        keys, images = folder.keys, as_text(folder.root)
+        if not folder.is_flat:
             return
-        keys, images = place.keys, names.text(place.root)
     if devkit is None and devkit_path is not None:
         raise UsageError(f"{devkit_path}: a devkit of another year or task; get {NAME}.tar.gz")
     if devkit is None:
@@ -241,40 +215,26 @@ def _val(found: _Found, devkit: Devkit | None, devkit_path: Path | None) -> None
             f"{found.root / NAME}.tar.gz: missing, it has the labels of {images}; put it there, or convert only "
             "--split train"
         )
-    found.columns[VAL], notes = devkit.label(keys, images)
+    found.parts[VAL].column, notes = devkit.label(keys, images)
     found.notes += notes
 
 
-def _test(found: _Found) -> None:
+def _test(found: _Found, ignored: Ignored) -> None:
     if TEST in found.archives:
-        flat = _flat(found.archives[TEST], found.ignored)
-        found.places[TEST], found.columns[TEST] = flat, LabelColumn()
-        found.columns[TEST].add(None, len(flat[0].names))
+        part = found.parts[TEST] = _flat(found.archives[TEST], ignored)
+        part.column.add(None, len(part.table.names))
         found.notes.append(f"{found.archives[TEST]}: the test images have no public labels; they stay unlabelled")
     else:
-        place = scan(found.folders[TEST], found.ignored)
-        found.places[TEST], found.columns[TEST] = place, place.column
+        found.parts[TEST] = scan(found.folders[TEST], ignored)
 
 
-def _flat(archive: Path, ignored: Ignored) -> tuple[Table, list[str]]:
+def _flat(archive: Path, ignored: Ignored) -> ArchivePart:
     """The images of an archive by their bare names, sorted."""
-    table = read_table([archive])
-    table = table.take(image_rows(table, ignored))
-    bare = ByteStringsBuilder()
-    for name in table.names:
-        bare.append(name.rpartition(b"/")[2])
-    table = Table(bare.build(), table.archive, table.offset, table.size)
-    table = table.take(path_order(table.names))
-    refuse_duplicates(table, [archive])
-    return table, [str(archive)]
-
-
-def _where(found: _Found, split: str, sample: int) -> str:
-    place = found.places[split]
-    if isinstance(place, Scan):
-        return names.text(os.path.join(place.root, place.keys[sample]))
-    table, archives = place
-    return f"{archives[int(np.asarray(table.archive)[sample])]}: {names.text(table.names[sample])}"
+    archives = [str(archive)]
+    table, _ = index_archives(archives)
+    table = table.take(table.images(ignored))
+    table.names = ByteStrings.pack(name.rpartition(b"/")[2] for name in table.names)
+    return ArchivePart(archives, table.sorted(archives))
 
 
 def _is_nested(path: Path) -> bool:

@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from pipeline.errors import UsageError
-from pipeline.sources import names
-from pipeline.sources.base import SourceSet
+from pipeline.sources.base import SourceOptions, SourceSet
 from pipeline.sources.folder import build, scan
 from pipeline.sources.ignored import Ignored
 from pipeline.sources.labels import LabelColumn
-from pipeline.text import counted
+from pipeline.text import are, as_text, counted
 
 SOLUTION, MAPPING = "LOC_val_solution.csv", "LOC_synset_mapping.txt"
 _SPLITS = ("train", "val", "test")
@@ -34,7 +33,7 @@ def find_tree(src: Path) -> Path | None:
     return next((path for path in candidates if path.is_dir()), None)
 
 
-def open_kaggle(src: Path, splits: Sequence[str] | None = None) -> SourceSet:
+def open_kaggle(src: Path, options: SourceOptions) -> SourceSet:
     """The Kaggle tree; `test` is unlabelled.
 
     Raises:
@@ -45,7 +44,7 @@ def open_kaggle(src: Path, splits: Sequence[str] | None = None) -> SourceSet:
         raise UsageError(f"{src}: no ILSVRC/Data/CLS-LOC in it; give the folder of the unpacked Kaggle archive")
     ignored = Ignored(os.fsencode(tree))
     folders = {split: os.fsencode(tree / split) for split in _SPLITS if (tree / split).is_dir()}
-    scans = {split: scan(folders[split], ignored) for split in folders if not splits or split in splits}
+    scans = {split: scan(folders[split], ignored) for split in folders if options.wants(split)}
     notes: list[str] = []
     if "val" in scans and scans["val"].is_flat:
         solution = _beside(tree, SOLUTION)
@@ -55,8 +54,8 @@ def open_kaggle(src: Path, splits: Sequence[str] | None = None) -> SourceSet:
                 "--split train"
             )
         scans["val"].column, notes = _solve(solution, scans["val"].keys, tree / "val")
-    found = build(scans, folders.get("train"), ignored, str(src))
-    found.kind, found.notes = "kaggle", notes
+    found = build("kaggle", scans, folders.get("train"), options, ignored)
+    found.notes = notes
     if mapping := _beside(tree, MAPPING):
         words = _read_mapping(mapping)
         found.class_names = [words.get(wnid, wnid) for wnid in found.class_ids]
@@ -84,14 +83,14 @@ def _solve(solution: Path, keys: Iterable[bytes], images: Path) -> tuple[LabelCo
     for key in keys:
         wnid = truth.get(key.rpartition(b".")[0])
         if wnid is None:
-            missing.append(names.text(key))
+            missing.append(as_text(key))
         column.add(wnid)
     if missing:
         more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
         raise UsageError(f"{images / missing[0]}{more}: not in {solution}; get the file again, or remove the images")
     unused = len(truth) - len(column)
-    listed = f"{counted(unused, 'image')} that {solution} lists {'is' if unused == 1 else 'are'} missing there"
-    return column, [f"{images}: {listed}"] if unused > 0 else []
+    note = f"{images}: {counted(unused, 'image')} that {solution} lists {are(unused)} missing there"
+    return column, [note] if unused > 0 else []
 
 
 def _read_mapping(path: Path) -> dict[str, str]:

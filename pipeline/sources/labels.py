@@ -10,11 +10,12 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from pipeline.errors import UsageError
+from pipeline.sources.base import Source, SourceOptions, SourceSet
 from pipeline.store.format import UNLABELLED
 from pipeline.text import counted
 
@@ -38,6 +39,11 @@ class LabelColumn:
         code = UNLABELLED if unlabelled else self._code_of.setdefault(token, len(self._code_of))  # type: ignore[arg-type]
         self._codes.extend([code] * count) if count != 1 else self._codes.append(code)
 
+    def add_text(self, text: str) -> None:
+        """Append a sample whose label is written in a text file, perhaps with spaces around it; -1 is unlabelled."""
+        text = text.strip()
+        self.add(None if text == "-1" else text)
+
     @property
     def tokens(self) -> list[str | int]:
         """The distinct labels, in order of appearance; a sample's code is the index here."""
@@ -49,80 +55,71 @@ class LabelColumn:
         return np.frombuffer(self._codes, np.int32) if len(self._codes) else np.empty(0, np.int32)
 
     def read_integers(self) -> None:
-        """Turn text tokens into integers; call it when `all_integers` holds."""
+        """Turn the text tokens into integers."""
         self._code_of = {int(token): code for token, code in self._code_of.items()}
-
-    def reorder(self, order: np.ndarray) -> None:
-        """Put the samples into this order, int64 (N,)."""
-        self._codes = array("i", self.codes[order].tobytes())
 
     def first(self, token: str | int) -> int:
         """The first sample that carries the token."""
         return int(np.flatnonzero(self.codes == self._code_of[token])[0])
 
 
-def stated(text: str) -> str | None:
-    """A label from a text file: without the spaces around it, None where it says that there is none (-1)."""
-    text = text.strip()
-    return None if text == "-1" else text
+class Part(Protocol):
+    """One split as its opener has read it: labels as they are stated."""
+
+    column: LabelColumn
+
+    def where(self, i: int) -> str:
+        """The place of sample i for an error, such as its file."""
+        ...
+
+    def source(self, labels: np.ndarray) -> Source:
+        """The split's samples with their class indices, int32 (N,)."""
+        ...
 
 
-def all_integers(columns: Iterable[LabelColumn]) -> bool:
-    """True where every text label of the columns is a plain integer (`7`, not `07`)."""
-    tokens = [token for column in columns for token in column.tokens]
-    return bool(tokens) and all(isinstance(token, str) and _INTEGER.fullmatch(token) for token in tokens)
-
-
-class _Where(Protocol):
-    def __call__(self, split: str, sample: int) -> str: ...
-
-
-def resolve(
-    columns: Mapping[str, LabelColumn],
-    where: _Where,
+def assemble(
+    kind: str,
+    parts: Mapping[str, Part],
+    options: SourceOptions,
     *,
-    class_ids: Sequence[str] | None = None,
+    class_ids: Iterable[str] | None = None,
     num_classes: int | None = None,
-) -> tuple[list[str], dict[str, np.ndarray]]:
-    """Class ids in label order, and each split's labels.
+    read_integers: bool = False,
+    **facts: Any,
+) -> SourceSet:
+    """The source set of some splits; their labels become class indices.
 
     Args:
-        columns: split name -> its labels as stated.
-        where: names the place of a sample in an error, such as its file.
+        kind: of source.
+        parts: split name -> what its opener has read, in the order of the store.
+        options: tells which of the splits are wanted; the others only have a say in the class map.
         class_ids: all ids, where the source declares them (class folders, a synset list), in any order.
         num_classes: the number of integer labels, where the source declares it.
-
-    Returns:
-        The class ids, and int32 (N,) labels for each split.
+        read_integers: labels are read from text: where all are plain integers (`7`, not `07`), they are class numbers.
+        facts: further fields of `SourceSet`.
 
     Raises:
         UsageError: a label that `train` or the declaration doesn't have, text mixed with integers, integers below -1.
     """
-    kinds = {type(token) for column in columns.values() for token in column.tokens}
+    tokens = [token for part in parts.values() for token in part.column.tokens]
+    if read_integers and tokens and all(isinstance(token, str) and _INTEGER.fullmatch(token) for token in tokens):
+        for part in parts.values():
+            part.column.read_integers()
+    kinds = {type(token) for part in parts.values() for token in part.column.tokens}
     if kinds == {int, str}:
         raise UsageError("some labels are integers and some are text; write them all in one way")
     if kinds == {int} or (not kinds and num_classes):
-        return _integers(columns, where, num_classes)
-    if class_ids is None:
-        source = [columns["train"]] if "train" in columns and columns["train"].tokens else list(columns.values())
-        class_ids = [str(token) for column in source for token in column.tokens]
-        declared = "train"
+        ids, labels = _integers(parts, num_classes)
     else:
-        declared = "the class list"
-    ids = sorted(set(class_ids))
-    index = {name: label for label, name in enumerate(ids)}
-    labels = {}
-    for split, column in columns.items():
-        unknown = [token for token in column.tokens if token not in index]
-        if unknown:
-            more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
-            raise UsageError(
-                f"{where(split, column.first(unknown[0]))}: class {unknown[0]!r}{more} isn't in {declared} "
-                f"({counted(len(ids), 'class', 'classes')}); correct it, or leave out the split"
-            )
-        table = np.array([index[str(token)] for token in column.tokens], np.int32)
-        labels[split] = _apply(table, column.codes)
-    return ids, labels
+        ids, labels = _text(parts, class_ids)
+    sources = {split: part.source(labels[split]) for split, part in parts.items() if options.wants(split)}
+    return SourceSet(kind, ids, sources, **facts)
+
+
+def _defining(parts: Mapping[str, Part]) -> list[LabelColumn]:
+    """The columns that define the classes: that of `train`, or all where it has no labels."""
+    train = parts["train"].column if "train" in parts else None
+    return [train] if train is not None and train.tokens else [part.column for part in parts.values()]
 
 
 def _apply(table: np.ndarray, codes: np.ndarray) -> np.ndarray:
@@ -130,18 +127,29 @@ def _apply(table: np.ndarray, codes: np.ndarray) -> np.ndarray:
     return np.append(table, np.int32(UNLABELLED))[np.where(codes == UNLABELLED, len(table), codes)]
 
 
-def _integers(
-    columns: Mapping[str, LabelColumn], where: _Where, num_classes: int | None
-) -> tuple[list[str], dict[str, np.ndarray]]:
-    for split, column in columns.items():
-        lowest = min(map(int, column.tokens), default=0)
-        if lowest < 0:
+def _text(parts: Mapping[str, Part], class_ids: Iterable[str] | None) -> tuple[list[str], dict[str, np.ndarray]]:
+    declared = "train" if class_ids is None else "the class list"
+    if class_ids is None:
+        class_ids = [str(token) for column in _defining(parts) for token in column.tokens]
+    ids = sorted(set(class_ids))
+    index = {name: label for label, name in enumerate(ids)}
+    labels = {}
+    for split, part in parts.items():
+        unknown = [token for token in part.column.tokens if token not in index]
+        if unknown:
+            more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
             raise UsageError(
-                f"{where(split, column.first(lowest))}: label {lowest}; labels are 0, 1, ..., or -1 for none"
+                f"{part.where(part.column.first(unknown[0]))}: class {unknown[0]!r}{more} isn't in {declared} "
+                f"({counted(len(ids), 'class', 'classes')}); correct it, or leave out the split"
             )
-    train = [columns["train"]] if "train" in columns and columns["train"].tokens else list(columns.values())
+        table = np.array([index[str(token)] for token in part.column.tokens], np.int32)
+        labels[split] = _apply(table, part.column.codes)
+    return ids, labels
+
+
+def _integers(parts: Mapping[str, Part], num_classes: int | None) -> tuple[list[str], dict[str, np.ndarray]]:
     if num_classes is None:
-        highest = max(int(token) for column in train for token in column.tokens)
+        highest = max([0, *(int(token) for column in _defining(parts) for token in column.tokens)])
         if highest >= MAX_CLASSES:
             raise UsageError(
                 f"label {highest:,}: integer labels are class numbers and kept as they are, at most {MAX_CLASSES:,}; "
@@ -149,12 +157,17 @@ def _integers(
             )
         num_classes = highest + 1
     labels = {}
-    for split, column in columns.items():
-        for token in column.tokens:
-            if int(token) >= num_classes:
+    for split, part in parts.items():
+        for token in part.column.tokens:
+            if not 0 <= int(token) < num_classes:
                 raise UsageError(
-                    f"{where(split, column.first(token))}: label {token} is out of range; "
-                    f"labels go from 0 to {num_classes - 1:,}"
+                    f"{part.where(part.column.first(token))}: label {token} is out of range; labels go from 0 to "
+                    f"{num_classes - 1:,}, and -1 means none"
                 )
-        labels[split] = _apply(np.array(column.tokens, np.int32), column.codes)
+        labels[split] = _apply(np.array(part.column.tokens, np.int32), part.column.codes)
     return [str(i) for i in range(num_classes)], labels
+
+
+def some(names: Sequence[str], most: int = 3) -> str:
+    """The first names: `a, b, c and 4 more`."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")

@@ -13,64 +13,69 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import itertools
 import json
 import os
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from pipeline.errors import UsageError
 from pipeline.sources import names
-from pipeline.sources.base import Source, SourceSet
-from pipeline.sources.byte_strings import ByteStrings, ByteStringsBuilder, first_duplicate
+from pipeline.sources.base import SourceOptions, SourceSet
+from pipeline.sources.byte_strings import ByteStringsBuilder, first_duplicate
 from pipeline.sources.files import FileSource
-from pipeline.sources.folder import single_name
-from pipeline.sources.labels import LabelColumn, all_integers, resolve, stated
+from pipeline.sources.labels import LabelColumn, assemble
+from pipeline.text import as_text, one_line
 
 MANIFEST_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")
 PATHS = ("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img", "img_path")
 LABELS = ("label", "class", "class_id", "target", "category", "label_id", "labels", "cls", "wnid", "class_name", "y")
 SPLITS = ("split", "subset", "set")
+COLUMNS = (PATHS, LABELS, SPLITS)
 
 _Row = tuple[int, str, str | None, str | None]  # line, path, label (None: no such column), split
 
 
 @dataclass
-class _Listed:
-    """One split while it is collected."""
+class _Part:
+    """One split: its images in the manifest's order."""
 
+    src: Path
     keys: ByteStringsBuilder = field(default_factory=ByteStringsBuilder)
     column: LabelColumn = field(default_factory=LabelColumn)
+    lines: array[int] = field(default_factory=lambda: array("q"))
+
+    def where(self, i: int) -> str:
+        return f"{self.src}, line {self.lines[i]}"
+
+    def source(self, labels: np.ndarray) -> FileSource:
+        keys = self.keys.build()
+        if twice := first_duplicate(keys):
+            raise UsageError(f"{self.where(twice[1])}: lists {as_text(keys[twice[0]])} again; keep one of the lines")
+        return FileSource(os.fsencode(self.src.parent), keys, labels)
 
 
-def open_manifest(src: Path, splits: Sequence[str] | None = None) -> SourceSet:
+def open_manifest(src: Path, options: SourceOptions) -> SourceSet:
     """The manifest source.
 
     Raises:
         UsageError: no path column, a row that can't be read or has no label, or a path that is listed twice.
     """
     try:
-        listed = _collect(src, splits)
+        parts = _collect(src, options)
     except UnicodeError as error:
-        raise UsageError(f"{src}: {names.one_line(error)}; save it as UTF-8") from None
-    columns = {split: listed[split].column for split in names.natural_splits(set(listed))}
-    if all_integers(columns.values()):
-        for column in columns.values():
-            column.read_integers()
-    keys = {split: listed[split].keys.build() for split in columns}
-    ids, labels = resolve(columns, lambda split, i: f"{src}: {names.text(keys[split][i])}")
-    root = os.fsencode(src.parent)
-    sources: dict[str, Source] = {}
-    for split in columns:
-        _refuse_duplicates(keys[split], src)
-        if not splits or split in splits:
-            sources[split] = FileSource(root, keys[split], labels[split])
-    return SourceSet("manifest", ids, sources, origin=str(src))
+        raise UsageError(f"{src}: {one_line(error)}; save it as UTF-8") from None
+    ordered = {split: parts[split] for split in names.natural_splits(set(parts))}
+    return assemble("manifest", ordered, options, read_integers=True)
 
 
-def _collect(src: Path, splits: Sequence[str] | None) -> dict[str, _Listed]:
+def _collect(src: Path, options: SourceOptions) -> dict[str, _Part]:
     """Split name -> its images, in the manifest's order."""
-    listed: dict[str, _Listed] = {}
+    parts: dict[str, _Part] = {}
     rows = _csv_rows(src) if src.suffix.lower() in (".csv", ".tsv") else _json_rows(src)
     labelled: bool | None = None
     for line, path, label, split in rows:
@@ -79,16 +84,15 @@ def _collect(src: Path, splits: Sequence[str] | None) -> dict[str, _Listed]:
             raise UsageError(f"{src}, line {line}: no path; write the image's path, relative to the manifest")
         if labelled and not (label or "").strip():
             raise UsageError(f"{src}, line {line}: no label for {path}; write the class, or -1 for none")
-        name = single_name(splits) if split is None else split.strip()
-        part = listed.setdefault(names.split_of_folder(os.fsencode(name)) or name, _Listed())
+        name = options.only_split if split is None else split.strip()
+        part = parts.setdefault(names.split_of_folder(os.fsencode(name)) or name, _Part(src))
+        part.lines.append(line)
         part.keys.append(os.fsencode(path))
-        part.column.add(stated(label) if labelled and label else None)
-    return listed
-
-
-def _refuse_duplicates(keys: ByteStrings, src: Path) -> None:
-    if twice := first_duplicate(keys):
-        raise UsageError(f"{src}: lists {names.text(keys[twice[0]])} twice; keep one of the lines")
+        if labelled and label:
+            part.column.add_text(label)
+        else:
+            part.column.add(None)
+    return parts
 
 
 def _open(src: Path) -> io.TextIOWrapper:
@@ -108,46 +112,29 @@ def _csv_rows(src: Path) -> Iterator[_Row]:
         file.seek(0)
         delimiter = "\t" if src.suffix.lower() == ".tsv" else max(",;\t", key=first.count)
         reader = csv.reader(file, delimiter=delimiter, skipinitialspace=True, strict=True)
-        columns: tuple[int, int | None, int | None] | None = None
-        width = 0
+        rows: Iterator[list[str]] = filter(None, reader)
         try:
-            for row in reader:
-                if not row:
-                    continue
-                if columns is None:
-                    width = len(row)
-                    columns = _header(row)
-                    if columns is not None:
-                        continue
-                    if not names.is_image(os.fsencode(row[0])):
-                        raise UsageError(
-                            f"{src}: no column for the path among {', '.join(row[:8])}; name it `path`, the label's "
-                            "`label`"
-                        )
-                    columns = 0, (1 if width > 1 else None), None
-                if len(row) != width:
+            header = next(rows, [])
+            cells = [cell.strip().lower() for cell in header]
+            path, label, split = (next((cells.index(n) for n in wanted if n in cells), None) for wanted in COLUMNS)
+            if path is None and header:
+                if not names.is_image(os.fsencode(header[0])):
                     raise UsageError(
-                        f"{src}, line {reader.line_num}: {len(row)} fields instead of {width}; put fields that hold "
-                        f"`{delimiter}` into quotes"
+                        f"{src}: no column for the path among {', '.join(header[:8])}; name it `path`, the label's "
+                        "`label`"
                     )
-                path, label, split = columns
-                yield (
-                    reader.line_num,
-                    row[path],
-                    None if label is None else row[label],
-                    None if split is None else row[split],
-                )
+                path, label, split = 0, (1 if len(header) > 1 else None), None
+                rows = itertools.chain([header], rows)
+            for row in rows:
+                if len(row) != len(header):
+                    raise UsageError(
+                        f"{src}, line {reader.line_num}: {len(row)} fields instead of {len(header)}; put fields that "
+                        f"hold `{delimiter}` into quotes"
+                    )
+                stated = [None if place is None else row[place] for place in (label, split)]
+                yield reader.line_num, row[path or 0], stated[0], stated[1]
         except csv.Error as error:
             raise UsageError(f"{src}, line {reader.line_num}: {error}; check the quotes") from None
-
-
-def _header(row: Sequence[str]) -> tuple[int, int | None, int | None] | None:
-    """Positions of the path, label and split columns, or None where the row is no header."""
-    cells = [cell.strip().lower() for cell in row]
-    path, label, split = (
-        next((cells.index(name) for name in wanted if name in cells), None) for wanted in (PATHS, LABELS, SPLITS)
-    )
-    return None if path is None else (path, label, split)
 
 
 def _json_rows(src: Path) -> Iterator[_Row]:
@@ -156,13 +143,10 @@ def _json_rows(src: Path) -> Iterator[_Row]:
             if not text.strip():
                 continue
             try:
-                row = json.loads(text)
-                fields = {name.lower(): value for name, value in row.items()}
+                fields = {name.lower(): value for name, value in json.loads(text).items()}
             except (ValueError, AttributeError):
                 raise UsageError(f"{src}, line {line}: not a JSON object; write one object per line") from None
-            path, label, split = (
-                next((fields[name] for name in wanted if name in fields), None) for wanted in (PATHS, LABELS, SPLITS)
-            )
+            path, label, split = (next((fields[n] for n in wanted if n in fields), None) for wanted in COLUMNS)
             if not isinstance(path, str):
                 raise UsageError(f"{src}, line {line}: no text field `path`; write the image's path there")
             if label is None and any(name in fields for name in LABELS):

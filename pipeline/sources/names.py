@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import re
 
-from pipeline.text import as_text as text  # noqa: F401
-from pipeline.text import one_line  # noqa: F401
-
 # fmt: off
 IMAGE_EXTENSIONS = frozenset((
     b"jpg", b"jpeg", b"jpe", b"jfif", b"png", b"apng", b"webp", b"gif", b"bmp", b"dib", b"tif", b"tiff", b"avif",
@@ -20,22 +17,24 @@ IMAGE_EXTENSIONS = frozenset((
 # fmt: on
 SYSTEM_FOLDERS = frozenset((b"__macosx", b"@eadir", b"$recycle.bin", b"system volume information", b"lost+found"))
 
+# What is passed over, as it is said of one.
 DOT_FILE = "dot-file"
 SYSTEM_FOLDER = "hidden or system folder"
-NOT_AN_IMAGE = "not an image"
+NOT_AN_IMAGE = "file that is no image"
 OUTSIDE_CLASSES = "image outside the class folders"
+OUTSIDE_SPLITS = "folder outside the splits"
 LINK_LOOP = "link to a folder above"
+NO_CLASS_ARCHIVE = "file that is no class archive"
+NO_IMAGE = "sample without an image"
+OTHER_FILE = "file of a sample that isn't used"
 
+# fmt: off
 _SPLITS = {
-    b"train": "train",
-    b"training": "train",
-    b"val": "val",
-    b"valid": "val",
-    b"validation": "val",
-    b"dev": "val",
-    b"test": "test",
-    b"testing": "test",
+    b"train": "train", b"training": "train",
+    b"val": "val", b"valid": "val", b"validation": "val", b"dev": "val",
+    b"test": "test", b"testing": "test",
 }
+# fmt: on
 _WORDS = re.compile(rb"[a-z]+")
 
 

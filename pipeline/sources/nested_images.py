@@ -6,9 +6,8 @@ With SRC `photos` the class of `photos/stuff/cat/1.jpg` is `stuff`, with SRC `ph
 from __future__ import annotations
 
 from pipeline.sources import names
-from pipeline.text import counted
-
-_CLASSES_NAMED = 3
+from pipeline.sources.labels import some
+from pipeline.text import as_text, counted
 
 
 class NestedImages:
@@ -17,18 +16,18 @@ class NestedImages:
     def __init__(self) -> None:
         self.first = b""
         self._total = self._count = 0
-        self._classes: list[bytes] = []
+        self._classes: list[str] = []
 
-    def look(self, key: bytes) -> None:
-        """Take note of one image: `class/1.jpg` is where it should be, `class/folder/1.jpg` is deeper."""
+    def add(self, key: bytes) -> None:
+        """Count one image: `class/1.jpg` is where it should be, `class/folder/1.jpg` is deeper."""
         self._total += 1
         if key.count(b"/") < 2:
             return
         self._count += 1
         if not self.first:
             self.first = key
-        name = key.partition(b"/")[0]
-        if len(self._classes) <= _CLASSES_NAMED and name not in self._classes[-1:]:
+        name = as_text(key.partition(b"/")[0])
+        if name not in self._classes[-1:]:
             self._classes.append(name)
 
     @property
@@ -45,10 +44,9 @@ class NestedImages:
             example: where the first such image is.
             remedy: what to do where the deeper folders are the classes.
         """
-        taken = ", ".join(names.text(name) for name in self._classes[:_CLASSES_NAMED])
-        more = ", ..." if len(self._classes) > _CLASSES_NAMED else ""
         lie = "lies" if self._count == 1 else "lie"
         return (
             f"{self._count:,} of {counted(self._total, 'image')} {lie} deeper than the class folders, such as "
-            f"{example}; taken for the class: {taken}{more}; if the folders below are the classes, {remedy}"
+            f"{example}; taken for the class: {some(self._classes)}; if the folders below are the "
+            f"classes, {remedy}"
         )

@@ -12,7 +12,7 @@ import os
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,11 @@ import numpy as np
 
 from pipeline.errors import BadSample, Error, UsageError
 from pipeline.sources import names
-from pipeline.sources.base import Source, SourceSet
+from pipeline.sources.base import Indexed, SourceOptions, SourceSet
 from pipeline.sources.byte_strings import ByteStrings, ByteStringsBuilder, first_duplicate
-from pipeline.sources.files import read_file
-from pipeline.sources.folder import single_name
-from pipeline.sources.indexed import Indexed
-from pipeline.sources.labels import LabelColumn, resolve
-from pipeline.sources.tar import find_files, split_of_archive
+from pipeline.sources.files import data_files, file_stamps, read_file, split_of_data_file
+from pipeline.sources.labels import LabelColumn, assemble
+from pipeline.text import as_text, one_line
 
 IMAGE_COLUMNS = ("image", "img", "jpg", "jpeg", "png", "webp", "image_bytes", "bytes", "picture", "photo")
 LABEL_COLUMNS = ("label", "labels", "class", "cls", "target", "category", "fine_label", "label_id", "class_id")
@@ -114,129 +112,110 @@ class ParquetSource(Indexed):
         value = self._group(group)[i - int(self.group_first[group])].as_py()
         data, name = (value.get("bytes"), value.get("path") or "") if isinstance(value, dict) else (value, "")
         if data is None and not name:
-            raise BadSample("missing", f"{names.text(self.key(i))}: the row holds no image")
+            raise BadSample("missing", f"{as_text(self.key(i))}: the row holds no image")
         if data is None:
             folder = os.path.dirname(self.files[int(self.group_file[group])])
             return read_file(os.fsencode(os.path.join(folder, name)))
         if not data:
-            raise BadSample("empty", names.text(self.key(i)))
+            raise BadSample("empty", as_text(self.key(i)))
         return data
 
     def change_stamps(self, indices: np.ndarray) -> np.ndarray:
         """int64 (len(indices), 2): size and modification time in ns of the file that holds the row."""
-        stamps = np.full((len(self.files), 2), -1, np.int64)
         files = self.group_file[np.searchsorted(self.group_first, indices, "right") - 1]
-        for file in np.unique(files).tolist():
-            try:
-                status = os.stat(self.files[file])
-            except OSError:
-                continue
-            stamps[file] = status.st_size, status.st_mtime_ns
-        return stamps[files]
+        used, place = np.unique(files, return_inverse=True)
+        return file_stamps((self.files[file] for file in used.tolist()), len(used))[place]
 
 
-@dataclass
-class _Groups:
-    """One split while it is collected."""
+class _Part:
+    """One split: the row groups of its files, with labels and image names only."""
 
-    columns: Columns | None = None
-    first: array[int] = field(default_factory=lambda: array("q", [0]))
-    file: array[int] = field(default_factory=lambda: array("i"))
-    index: array[int] = field(default_factory=lambda: array("i"))
-    names: ByteStringsBuilder = field(default_factory=ByteStringsBuilder)
-    labels: LabelColumn = field(default_factory=LabelColumn)
-    image_bytes: int = 0
-    all_named: bool = True
+    def __init__(self, src: Path, paths: Sequence[Path]) -> None:
+        self.src, self.paths = src, paths
+        self.columns: Columns | None = None
+        self.first, self.file, self.index = array("q", [0]), array("i"), array("i")
+        self.own_names: ByteStringsBuilder | None = ByteStringsBuilder()
+        """None once an image has no name."""
+        self.column = LabelColumn()
+        self.image_bytes = 0
+
+    def add_file(self, number: int) -> None:
+        path = str(self.paths[number])
+        with _opened(path) as file:
+            columns = find_columns(file.schema_arrow, path)
+            if self.columns not in (None, columns):
+                raise UsageError(f"{path}: has other columns or class names than the files before it; convert it alone")
+            self.columns = columns
+            wanted = [columns.label] + ([columns.name_path] if columns.name_path else [])
+            for index in range(file.metadata.num_row_groups):
+                table = file.read_row_group(index, columns=wanted, use_threads=False)
+                if not table.num_rows:
+                    continue
+                for label in table.column(columns.label).to_pylist():
+                    self.column.add(label)
+                for image in table.column(columns.image).to_pylist() if columns.name_path else [None]:
+                    name = (image or {}).get("path")
+                    if name and self.own_names is not None:
+                        self.own_names.append(os.fsencode(name))
+                    else:
+                        self.own_names = None
+                leaves = (file.metadata.row_group(index).column(i) for i in range(file.metadata.num_columns))
+                self.image_bytes += sum(
+                    leaf.total_uncompressed_size
+                    for leaf in leaves
+                    if leaf.path_in_schema.split(".")[0] == columns.image
+                )
+                self.first.append(self.first[-1] + table.num_rows)
+                self.file.append(number)
+                self.index.append(index)
+
+    def where(self, i: int) -> str:
+        group = int(np.searchsorted(self.first, i, "right")) - 1
+        return f"{self.paths[self.file[group]]}, sample {i - self.first[group]} of row group {self.index[group]}"
+
+    def source(self, labels: np.ndarray) -> ParquetSource:
+        assert self.columns is not None
+        groups = np.array(self.first, np.int64), np.array(self.file, np.int32), np.array(self.index, np.int32)
+        files = [str(path) for path in self.paths]
+        return ParquetSource(files, self.columns, *groups, self.image_bytes, self._keys(), labels)
+
+    def _keys(self) -> ByteStrings:
+        """The images' own names where each has one and no two are equal, else file and row: `train-0.parquet/17`."""
+        if self.own_names is not None:
+            own = self.own_names.build()
+            if first_duplicate(own) is None:
+                return own
+        keys = ByteStringsBuilder()
+        rows = dict.fromkeys(self.file, 0)
+        for group, number in enumerate(self.file):
+            path, start = self.paths[number], rows[number]
+            name = os.fsencode(path.relative_to(self.src).as_posix() if path != self.src else path.name)
+            rows[number] += self.first[group + 1] - self.first[group]
+            for row in range(start, rows[number]):
+                keys.append(b"%s/%d" % (name, row))
+        return keys.build()
 
 
-def open_parquet(src: Path, splits: Sequence[str] | None = None) -> SourceSet:
+def open_parquet(src: Path, options: SourceOptions) -> SourceSet:
     """The parquet source: one file, or a folder of them.
 
     Raises:
         UsageError: pyarrow isn't installed, a damaged file, no image or label column, or labels out of range.
     """
-    paths = find_files(src, ".parquet")
-    found: dict[str, _Groups] = {}
+    paths, found = data_files(src, ".parquet"), dict[str, _Part]()
     for number, path in enumerate(paths):
-        split = split_of_archive(path, src) or single_name(splits)
-        if not splits or split in splits or split == "train":
-            _collect(str(path), number, found.setdefault(split, _Groups()))
-    order = names.natural_splits(set(found))
-    named = {found[split].columns.class_names for split in order if found[split].columns} - {None}  # type: ignore[union-attr]
+        split = split_of_data_file(path, src) or options.only_split
+        if options.wants(split) or split == "train":
+            found.setdefault(split, _Part(src, paths)).add_file(number)
+    parts = {split: found[split] for split in names.natural_splits(set(found))}
+    named = {part.columns.class_names for part in parts.values() if part.columns and part.columns.class_names}
     if len(named) > 1:
         raise UsageError(f"{src}: its files name the classes in different ways; convert them one by one")
-    class_names = next(iter(named), None)
-
-    def where(split: str, sample: int) -> str:
-        groups = found[split]
-        group = int(np.searchsorted(groups.first, sample, "right")) - 1
-        return f"{paths[groups.file[group]]}, sample {sample - groups.first[group]} of row group {groups.index[group]}"
-
-    columns = {split: found[split].labels for split in order}
-    ids, labels = resolve(columns, where, num_classes=len(class_names) if class_names else None)
-    sources: dict[str, Source] = {}
-    for split in order:
-        groups = found[split]
-        if groups.columns and (not splits or split in splits):
-            sources[split] = ParquetSource(
-                [str(path) for path in paths],
-                groups.columns,
-                np.array(groups.first, np.int64),
-                np.array(groups.file, np.int32),
-                np.array(groups.index, np.int32),
-                groups.image_bytes,
-                _keys(groups, paths, src),
-                labels[split],
-            )
-    shown = list(class_names) if class_names and len(class_names) == len(ids) else None
-    return SourceSet("parquet", ids, sources, shown, origin=str(src))
-
-
-def _collect(path: str, number: int, groups: _Groups) -> None:
-    """Add a file's row groups: labels and image names only."""
-    with _opened(path) as file:
-        columns = find_columns(file.schema_arrow, path)
-        if groups.columns not in (None, columns):
-            raise UsageError(f"{path}: has other columns or class names than the files before it; convert it alone")
-        groups.columns = columns
-        wanted = [columns.label] + ([columns.name_path] if columns.name_path else [])
-        for index in range(file.metadata.num_row_groups):
-            table = file.read_row_group(index, columns=wanted, use_threads=False)
-            if not table.num_rows:
-                continue
-            for label in table.column(columns.label).to_pylist():
-                groups.labels.add(label)
-            if columns.name_path:
-                for image in table.column(columns.image).to_pylist():
-                    name = (image or {}).get("path")
-                    groups.all_named &= bool(name)
-                    groups.names.append(os.fsencode(name or ""))
-            leaves = (file.metadata.row_group(index).column(i) for i in range(file.metadata.num_columns))
-            groups.image_bytes += sum(
-                leaf.total_uncompressed_size for leaf in leaves if leaf.path_in_schema.split(".")[0] == columns.image
-            )
-            groups.first.append(groups.first[-1] + table.num_rows)
-            groups.file.append(number)
-            groups.index.append(index)
-    groups.all_named &= columns.name_path is not None
-
-
-def _keys(groups: _Groups, paths: Sequence[Path], src: Path) -> ByteStrings:
-    """The images' own names where each has one and no two are equal, else file and row: `train-0.parquet/17`."""
-    if groups.all_named:
-        own = groups.names.build()
-        if first_duplicate(own) is None:
-            return own
-    keys = ByteStringsBuilder()
-    file, row = -1, 0
-    for group, number in enumerate(groups.file):
-        row = row if number == file else 0
-        file = number
-        name = os.fsencode(paths[number].relative_to(src).as_posix() if paths[number] != src else src.name)
-        for i in range(row, row + groups.first[group + 1] - groups.first[group]):
-            keys.append(b"%s/%d" % (name, i))
-        row += groups.first[group + 1] - groups.first[group]
-    return keys.build()
+    class_names = list(named.pop()) if named else []
+    made = assemble("parquet", parts, options, num_classes=len(class_names) or None)
+    if class_names and len(class_names) == len(made.class_ids):
+        made.class_names = class_names
+    return made
 
 
 def find_columns(schema: Any, path: str) -> Columns:
@@ -300,4 +279,4 @@ def _opened(path: str) -> Iterator[Any]:
         with pq.ParquetFile(path) as file:
             yield file
     except (OSError, pa.ArrowException) as error:
-        raise UsageError(f"{path}: can't be read as parquet ({names.one_line(error)}); get the file again") from None
+        raise UsageError(f"{path}: can't be read as parquet ({one_line(error)}); get the file again") from None

@@ -18,12 +18,11 @@ import numpy as np
 
 from pipeline.errors import BadSample, UsageError
 from pipeline.sources import names
-from pipeline.sources.base import Source, SourceSet
+from pipeline.sources.base import Indexed, Source, SourceOptions, SourceSet
 from pipeline.sources.byte_strings import ByteStrings, ByteStringsBuilder, first_duplicate
-from pipeline.sources.files import bad_sample, read_file
-from pipeline.sources.folder import single_name
-from pipeline.sources.indexed import Indexed
-from pipeline.sources.labels import LabelColumn, resolve
+from pipeline.sources.files import bad_sample, file_stamps, read_file
+from pipeline.sources.labels import LabelColumn, assemble
+from pipeline.text import as_text
 
 _ENCODED, _PATH, _ARRAY = 0, 1, 2
 _DTYPES = (np.dtype(np.uint8), np.dtype(np.uint16))
@@ -56,23 +55,16 @@ class PackedSource(Indexed):
             return _encoded(data, self.key(i))
         height, width, channels, dtype = self.shape[i].tolist()
         if dtype < 0:
-            reason, _, detail = names.text(data).partition(": ")
+            reason, _, detail = as_text(data).partition(": ")
             raise BadSample(reason, detail)
         return np.frombuffer(data, _DTYPES[dtype]).reshape((height, width, channels) if channels else (height, width))
 
     def change_stamps(self, indices: np.ndarray) -> np.ndarray:
         """int64 (len(indices), 2): a file's size and time; of other samples the size and CRC-32 of their bytes."""
-        stamps = np.full((len(indices), 2), -1, np.int64)
+        stamps = np.empty((len(indices), 2), np.int64)
         for row, i in enumerate(indices.tolist()):
             data = self.payload[i]
-            if self.kind[i] == _PATH:
-                try:
-                    status = os.stat(data)
-                except OSError:
-                    continue
-                stamps[row] = status.st_size, status.st_mtime_ns
-            else:
-                stamps[row] = len(data), zlib.crc32(data)
+            stamps[row] = file_stamps([data], 1)[0] if self.kind[i] == _PATH else (len(data), zlib.crc32(data))
         return stamps
 
 
@@ -102,7 +94,7 @@ class LazySource(Indexed):
             return read_file(os.fsencode(image)) if isinstance(image, str | os.PathLike) else image_array(image)
         except OSError as error:
             if error.errno is None:  # PIL's, of a file that the sequence opened
-                raise BadSample("corrupt", f"{names.text(self.key(i))}: {error}") from None
+                raise BadSample("corrupt", f"{as_text(self.key(i))}: {error}") from None
             raise bad_sample(error, self.key(i)) from None
 
     def change_stamps(self, indices: np.ndarray) -> np.ndarray:
@@ -112,7 +104,7 @@ class LazySource(Indexed):
 
 def _encoded(data: bytes, key: bytes) -> bytes:
     if not data:
-        raise BadSample("empty", names.text(key))
+        raise BadSample("empty", as_text(key))
     return data
 
 
@@ -140,37 +132,37 @@ def image_array(image: Any) -> np.ndarray:
     return array
 
 
-def open_sequence(src: Any, splits: Sequence[str] | None = None) -> SourceSet:
-    """The sequence source.
-
-    Args:
-        src: the samples, or a mapping from split names to samples; a single sequence is the split that `splits` names.
+def open_sequence(src: Any, options: SourceOptions) -> SourceSet:
+    """The sequence source: samples, or a mapping from split names to samples.
 
     Raises:
         UsageError: no sequence, or items that aren't (image, label) or (image, label, key).
     """
     if isinstance(src, str | os.PathLike | bytes):
         raise UsageError(f"{src!r}: --source sequence is for samples that a Python program passes; use another kind")
-    parts: Mapping[str, Any] = src if isinstance(src, Mapping) else {single_name(splits): src}
-    keys: dict[str, ByteStrings] = {}
-    columns: dict[str, LabelColumn] = {}
-    packed: dict[str, _Packer] = {}
-    for split, samples in parts.items():
+    by_split: Mapping[str, Any] = src if isinstance(src, Mapping) else {options.only_split: src}
+    for samples in by_split.values():
         if not hasattr(samples, "__len__") or not hasattr(samples, "__getitem__"):
             raise UsageError(f"the samples are a {type(samples).__name__}, which has no length; pass a list of them")
-        if isinstance(samples, list | tuple):
-            packed[split] = _Packer()
-        keys[split], columns[split] = _go_through(samples, packed.get(split))
-    ids, labels = resolve(columns, lambda split, i: f"sample {names.text(keys[split][i])} of {split}")
-    sources: dict[str, Source] = {}
-    for split in names.natural_splits(set(parts)):
-        if not splits or split in splits:
-            sources[split] = (
-                packed[split].build(keys[split], labels[split])
-                if split in packed
-                else LazySource(parts[split], keys[split], labels[split])
-            )
-    return SourceSet("sequence", ids, sources, origin="the samples")
+    parts = {split: _Part(split, by_split[split]) for split in names.natural_splits(set(by_split))}
+    return assemble("sequence", parts, options)
+
+
+class _Part:
+    """One split: keys and labels of its samples; those of a list or tuple are packed."""
+
+    def __init__(self, split: str, samples: Sequence[Any]) -> None:
+        self.split, self.samples = split, samples
+        self.packer = _Packer() if isinstance(samples, list | tuple) else None
+        self.keys, self.column = _go_through(samples, self.packer)
+
+    def where(self, i: int) -> str:
+        return f"sample {as_text(self.keys[i])} of {self.split}"
+
+    def source(self, labels: np.ndarray) -> Source:
+        if self.packer is not None:
+            return self.packer.build(self.keys, labels)
+        return LazySource(self.samples, self.keys, labels)
 
 
 class _Packer:
@@ -234,11 +226,13 @@ def _go_through(samples: Sequence[Any], pack: _Packer | None) -> tuple[ByteStrin
     if twice := first_duplicate(built):
         if explicit:
             raise UsageError(f"samples {twice[0]} and {twice[1]} have the same key {built[twice[0]]!r}; change one")
-        numbers = ByteStringsBuilder()
-        for i in range(len(built)):
-            numbers.append(b"%d" % i)
-        built = numbers.build()
+        built = numbered(len(built))
     return built, column
+
+
+def numbered(count: int) -> ByteStrings:
+    """The keys of samples that have no names: 0, 1, ..."""
+    return ByteStrings.pack(b"%d" % i for i in range(count))
 
 
 def _label(label: Any, i: int) -> str | int | None:

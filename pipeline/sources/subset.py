@@ -13,6 +13,7 @@ import numpy as np
 from pipeline.errors import UsageError
 from pipeline.sources.base import Source, SourceSet
 from pipeline.sources.byte_strings import ByteStrings
+from pipeline.sources.labels import some
 from pipeline.store.format import UNLABELLED
 
 
@@ -40,8 +41,7 @@ class Subset:
         return None if blocks is None else np.unique(np.searchsorted(self.indices, blocks))
 
     def keys(self) -> tuple[np.ndarray, np.ndarray]:
-        keys = ByteStrings(*self.source.keys()).take(self.indices)
-        return keys.blob, keys.offsets
+        return ByteStrings(*self.source.keys()).take(self.indices).arrays
 
     def key(self, i: int) -> bytes:
         return self.source.key(int(self.indices[i]))
@@ -106,7 +106,7 @@ def limit_per_class(found: SourceSet, limit: int) -> SourceSet:
         rank = np.arange(len(ordered)) - np.repeat(starts, np.diff(np.append(starts, len(ordered))))
         keep = np.sort(order[rank < limit])
         splits[name] = source if len(keep) == len(labels) else Subset(source, keep, labels[keep])
-    return _with(found, found.class_ids, found.class_names, splits)
+    return replace(found, splits=splits)
 
 
 def _renumber(found: SourceSet, ids: Sequence[str], *, keep_unlabelled: bool = True) -> SourceSet:
@@ -124,11 +124,7 @@ def _renumber(found: SourceSet, ids: Sequence[str], *, keep_unlabelled: bool = T
         new = np.where(labelled, np.append(table, np.int32(-1))[np.where(labelled, old, -1)], np.int32(UNLABELLED))
         keep = np.flatnonzero(new >= 0 if not keep_unlabelled else new != -1)
         splits[split] = Subset(source, keep, new[keep].astype(np.int32))
-    return _with(found, list(ids), names, splits)
-
-
-def _with(found: SourceSet, ids: list[str], names: list[str] | None, splits: dict[str, Source]) -> SourceSet:
-    return replace(found, class_ids=ids, class_names=names, splits=splits)
+    return replace(found, class_ids=list(ids), class_names=names, splits=splits)
 
 
 def _lines(flag: str, path: str | Path) -> list[str]:
@@ -157,5 +153,4 @@ def _ids(lines: list[str], found: SourceSet, flag: str, path: str | Path) -> lis
 
 
 def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"class {', '.join(repr(name) for name in names[:3])}{more}"
+    return f"class {some([repr(name) for name in names])}"

@@ -7,212 +7,136 @@ wraps everything else is passed through. Several archives are put together; thos
 
 from __future__ import annotations
 
-import os
 import posixpath
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from pipeline.errors import UsageError
 from pipeline.sources import names
-from pipeline.sources.archive import ArchiveSource, Table, TableBuilder
-from pipeline.sources.base import SourceSet
-from pipeline.sources.byte_strings import ByteStrings, ByteStringsBuilder, first_duplicate, path_order
-from pipeline.sources.folder import single_name
-from pipeline.sources.ignored import OUTSIDE_SPLITS, Ignored
-from pipeline.sources.labels import LabelColumn, resolve
-from pipeline.sources.names import OUTSIDE_CLASSES
+from pipeline.sources.archive import ArchivePart, index_archives
+from pipeline.sources.base import SourceOptions, SourceSet
+from pipeline.sources.byte_strings import ByteStrings, ByteStringsBuilder
+from pipeline.sources.files import data_files, split_of_data_file
+from pipeline.sources.ignored import Ignored
+from pipeline.sources.labels import assemble
 from pipeline.sources.nested_images import NestedImages
+from pipeline.text import as_text
 
 
-def find_files(src: Path, suffix: str) -> list[Path]:
-    """`src` itself, or the visible files with the suffix below it, sorted as `path_order` does."""
-    if not src.is_dir():
-        return [src]
-    found = []
-    for path in src.rglob("*"):
-        relative = path.relative_to(src)
-        if path.suffix.lower() == suffix and not any(part.startswith(".") for part in relative.parts):
-            found.append(path)
-    return sorted(found, key=lambda path: [os.fsencode(part) for part in path.parts])
+@dataclass
+class _Split:
+    """One split while it is collected: rows of the table of all images, and their paths below the split's folder."""
+
+    top: bytes
+    """The folders that are left out of the first path."""
+    rows: array[int] = field(default_factory=lambda: array("q"))
+    keys: ByteStringsBuilder = field(default_factory=ByteStringsBuilder)
+    classes: set[str] = field(default_factory=set)
+    """Class folders that may hold no image."""
 
 
-def split_of_archive(path: Path, src: Path) -> str | None:
-    """The split that the archive's name, or that of a folder below SRC, says."""
-    relative = path.relative_to(src) if path != src else Path(path.name)
-    return names.split_of_file(os.fsencode(relative.with_suffix("")))
-
-
-def _index(paths: Sequence[Path]) -> TableBuilder:
-    builder = TableBuilder()
-    for number, path in enumerate(paths):
-        builder.add_archive(str(path), number)
-    return builder
-
-
-def read_table(paths: Sequence[Path]) -> Table:
-    """All files in the archives."""
-    return _index(paths).build()
-
-
-def image_rows(table: Table, ignored: Ignored) -> np.ndarray:
-    """int64: the rows of the table that are image candidates; the rest is counted."""
-    keep = np.zeros(len(table.names), bool)
-    for i, name in enumerate(table.names):
-        if why := names.why_ignored(name):
-            ignored.add(why, name)
-        else:
-            keep[i] = True
-    return np.flatnonzero(keep)
-
-
-def open_tar(src: Path, splits: Sequence[str] | None = None) -> SourceSet:
+def open_tar(src: Path, options: SourceOptions) -> SourceSet:
     """The tar source: one archive, or a folder of them.
 
     Raises:
         UsageError: a truncated or damaged archive, the same path twice, or a class that `train` doesn't have.
     """
-    paths, ignored, notes = find_files(src, ".tar"), Ignored(), list[str]()
-    builder = _index(paths)
-    table = builder.build()
-    images = image_rows(table, ignored)
-    others = _other_folders(builder, table, images)
-    table = table.take(images)
-    classes: dict[str, set[bytes]] = {}
-    rows: dict[str, array[int]] = {}
-    keys: dict[str, ByteStringsBuilder] = {}
-    tops: dict[str, bytes] = {}
+    paths, ignored, notes = data_files(src, ".tar"), Ignored(), list[str]()
+    archives = [str(path) for path in paths]
+    whole, folders = index_archives(archives)
+    images = whole.images(ignored)
+    for row in np.setdiff1d(np.arange(len(whole.names)), images).tolist():  # folders that hold other files
+        folders.append((int(whole.archive[row]), posixpath.dirname(whole.names[row])))
+    table = whole.take(images)
+    del whole  # half the memory
+    layouts, found = [], dict[str, _Split]()
     for number, path in enumerate(paths):
         inside = np.flatnonzero(table.archive == number)
-        found = layout(table.names.take(inside), str(path))
-        if found.wrapper:
-            notes.append(f"{path}: everything in it lies in {found.wrapper}/; the classes are the folders below that")
-        default = split_of_archive(path, src) or single_name(splits)
+        layout = _layout(table.names.take(inside), str(path), split_of_data_file(path, src) or options.only_split)
+        layouts.append(layout)
+        if layout.wrapper:
+            notes.append(f"{path}: everything in it lies in {layout.wrapper}/; the classes are the folders below that")
         for row in inside.tolist():
-            folders = table.names[row].split(b"/")
-            split: str | None = found.split or default
-            if found.holds_splits:
-                split = names.split_of_folder(folders[found.depth]) if len(folders) > found.depth + 1 else None
+            name = table.names[row]
+            split, inner = layout.place(name)
             if split is None:
-                ignored.add(OUTSIDE_SPLITS, table.names[row])
+                ignored.add(names.OUTSIDE_SPLITS, name)
                 continue
-            depth = found.depth + found.holds_splits
-            tops.setdefault(split, b"/".join(folders[:depth]))
-            rows.setdefault(split, array("q")).append(row)
-            keys.setdefault(split, ByteStringsBuilder()).append(b"/".join(folders[depth:]))
-        top = table.names[int(inside[0])].split(b"/")[: found.depth] if len(inside) else []
-        for folder in others.get(number, ()):
-            if named := _class_folder(folder, top, found, default):
-                classes.setdefault(named[0], set()).add(named[1])
-    tables, columns, deep = {}, {}, {}
-    for split in names.natural_splits(set(rows)):
-        part = table.take(np.array(rows.pop(split), np.int64), keys.pop(split).build())
-        tables[split], columns[split], deep[split] = _order(part, paths, ignored)
-    _declare(columns, classes)
-    ids, labels = resolve(columns, lambda split, i: f"{src}: {names.text(tables[split].names[i])}")
-    sources = {
-        split: ArchiveSource([str(path) for path in paths], part, labels[split])
-        for split, part in tables.items()
-        if not splits or split in splits
-    }
-    warnings = [_too_high(deep[split], tops[split], split, src) for split in sources if deep[split].first]
-    return SourceSet("tar", ids, sources, ignored=ignored, notes=notes, warnings=warnings[:1], origin=str(src))
+            part = found.setdefault(split, _Split(name[: -len(inner) - 1]))
+            part.rows.append(row)
+            part.keys.append(inner)
+    for archive, folder in folders:
+        split, inner = layouts[archive].place(folder + b"/")
+        top, slash, _ = inner.partition(b"/")
+        if split in found and slash and top and not names.is_system_folder(top):
+            found[split].classes.add(as_text(top))
+    parts, warnings = {}, list[str]()
+    for split in names.natural_splits(set(found)):
+        part = found[split]
+        files = table.take(np.array(part.rows, np.int64), part.keys.build())
+        del part.rows, part.keys
+        parts[split], deeper = _in_order(ArchivePart(archives, files), ignored)
+        if deeper.first and options.wants(split):
+            flags = "" if split == "train" else f" with --split {split}"
+            wanted = as_text(posixpath.join(part.top, deeper.wanted_root))
+            example = f"{src}: {as_text(posixpath.join(part.top, deeper.first))}"
+            warnings.append(deeper.warning(example, f"unpack it and give the folder {wanted} as SRC{flags}"))
+    # Class folders without images keep their place, in the splits that the class map is made of.
+    for split in ["train"] if "train" in parts and parts["train"].column.tokens else list(parts):
+        if parts[split].column.tokens:  # else its samples are unlabelled
+            for empty in sorted(found[split].classes):
+                parts[split].column.add(empty, 0)
+    return assemble("tar", parts, options, ignored=ignored, notes=notes, warnings=warnings[:1])
 
 
-def _other_folders(builder: TableBuilder, table: Table, images: np.ndarray) -> dict[int, set[bytes]]:
-    """Of each archive, the folders that are members or hold other files than images: classes without any, perhaps."""
-    folders: dict[int, set[bytes]] = {}
-    for archive, folder in builder.folders:
-        folders.setdefault(archive, set()).add(folder)
-    for row in np.setdiff1d(np.arange(len(table.names)), images).tolist():
-        folders.setdefault(int(table.archive[row]), set()).add(posixpath.dirname(table.names[row]))
-    return folders
-
-
-def _class_folder(folder: bytes, top: list[bytes], found: Layout, default: str) -> tuple[str, bytes] | None:
-    """The split and the class folder that a folder of an archive is or lies in; None where it is in no class.
-
-    `top` are the folders that are left out of this archive's paths.
-    """
-    parts = folder.split(b"/")
-    inner = parts[len(top) :]
-    if parts[: len(top)] != top or not inner:
-        return None
-    split: str | None = found.split or default
-    if found.holds_splits:
-        split, inner = names.split_of_folder(inner[0]), inner[1:]
-    if split is None or not inner or not inner[0] or names.is_system_folder(inner[0]):
-        return None
-    return split, inner[0]
-
-
-def _declare(columns: dict[str, LabelColumn], classes: dict[str, set[bytes]]) -> None:
-    """Give class folders without images their place, in the splits that the class map is made of."""
-    makes_map = ["train"] if "train" in columns and columns["train"].tokens else list(columns)
-    for split in makes_map:
-        if columns[split].tokens:  # else its samples are unlabelled
-            for folder in sorted(classes.get(split, ())):
-                columns[split].add(names.text(folder), 0)
-
-
-def _too_high(deeper: NestedImages, top: bytes, split: str, src: Path) -> str:
-    """The warning; `top` is what was left out of the split's paths."""
-    wanted = names.text(posixpath.join(top, deeper.wanted_root))
-    flags = "" if split == "train" else f" with --split {split}"
-    example = names.text(posixpath.join(top, deeper.first))
-    return deeper.warning(f"{src}: {example}", f"unpack it and give the folder {wanted} as SRC{flags}")
-
-
-def _order(table: Table, paths: Sequence[Path], ignored: Ignored) -> tuple[Table, LabelColumn, NestedImages]:
-    """One split in the order of a sorted walk, its labels (the first folder, where there are folders), and what lies
-    in folders below that."""
+def _in_order(part: ArchivePart, ignored: Ignored) -> tuple[ArchivePart, NestedImages]:
+    """One split in the order of a sorted walk with its labels (the first folder, where there are folders), and what
+    lies in folders below that."""
+    table = part.table
     inner = np.fromiter((b"/" in key for key in table.names), bool, len(table.names))
     labelled = bool(inner.any())
     if labelled and not inner.all():
         outside = np.flatnonzero(~inner)
-        ignored.add(OUTSIDE_CLASSES, table.names[int(outside[0])], len(outside))
+        ignored.add(names.OUTSIDE_CLASSES, table.names[int(outside[0])], len(outside))
         table = table.take(np.flatnonzero(inner))
-    table = table.take(path_order(table.names))
-    refuse_duplicates(table, paths)
-    column, deeper = LabelColumn(), NestedImages()
-    for key in table.names:
-        column.add(names.text(key.partition(b"/")[0]) if labelled else None)
-        deeper.look(key)
-    return table, column, deeper
-
-
-def refuse_duplicates(table: Table, paths: Sequence[Path]) -> None:
-    """Raise UsageError where two samples have one key: which of them is meant can't be known."""
-    if twice := first_duplicate(table.names):
-        first, second = (paths[table.archive[i]] for i in twice)
-        where = f"twice in {first}" if first == second else f"in {first} and in {second}"
-        raise UsageError(
-            f"{names.text(table.names[twice[0]])} is {where}; delete one of them (`tar --delete`) or unpack the archive"
-        )
+    part, deeper = ArchivePart(part.archives, table.sorted(part.archives)), NestedImages()
+    for key in part.table.names:
+        part.column.add(as_text(key.partition(b"/")[0]) if labelled else None)
+        deeper.add(key)
+    return part, deeper
 
 
 @dataclass(frozen=True)
-class Layout:
+class _Layout:
     """How the paths in one archive are read.
 
     Attributes:
-        depth: leading folders that are left out.
-        split: the split that these folders name, if any.
-        holds_splits: the next folder names the split.
+        top: leading folders that are left out.
+        split: that all paths belong to, None where the next folder names it.
         wrapper: the folders left out, where they say nothing.
     """
 
-    depth: int
-    split: str | None = None
-    holds_splits: bool = False
+    top: bytes
+    split: str | None
     wrapper: str = ""
 
+    def place(self, path: bytes) -> tuple[str | None, bytes]:
+        """A path's split, None where it lies in none, and the path below the split's folder."""
+        if not path.startswith(self.top):
+            return None, b""
+        inner = path[len(self.top) :]
+        if self.split is not None:
+            return self.split, inner
+        folder, slash, inner = inner.partition(b"/")
+        return (names.split_of_folder(folder) if slash else None), inner
 
-def layout(paths: ByteStrings, where: str) -> Layout:
-    """Find the folders of splits and classes in an archive's image paths.
+
+def _layout(paths: ByteStrings, where: str, default: str) -> _Layout:
+    """Find the folders of splits and classes in an archive's image paths; `default` is the split that it has else.
 
     Raises:
         UsageError: some of the first folders name splits and others don't.
@@ -220,10 +144,9 @@ def layout(paths: ByteStrings, where: str) -> Layout:
     common, nearest = _common_folders(paths)
     for depth, folder in enumerate(common):
         if split := names.split_of_folder(folder):
-            return Layout(depth + 1, split)
+            return _Layout(_joined(common[: depth + 1]), split)
     if common and nearest == len(common):  # images lie directly in the last common folder: it is a class
         common = common[:-1]
-    plain = Layout(len(common), wrapper=names.text(b"/".join(common)))
     tops: dict[bytes, bool] = {}  # folder -> all its images lie in it directly
     for path in paths:
         folders = path.split(b"/")[len(common) : -1]
@@ -232,13 +155,17 @@ def layout(paths: ByteStrings, where: str) -> Layout:
     found = sorted(top for top in tops if names.split_of_folder(top))
     others = sorted(set(tops) - set(found))
     if found and not others:
-        return Layout(len(common), holds_splits=True)
+        return _Layout(_joined(common), None)
     if not all(tops[top] for top in found):
         raise UsageError(
-            f"{where}: holds both split folders ({names.text(found[0])}/) and others ({names.text(others[0])}/); "
+            f"{where}: holds both split folders ({as_text(found[0])}/) and others ({as_text(others[0])}/); "
             "put them into archives of their own"
         )
-    return plain
+    return _Layout(_joined(common), default, as_text(b"/".join(common)))
+
+
+def _joined(folders: Sequence[bytes]) -> bytes:
+    return b"".join(folder + b"/" for folder in folders)
 
 
 def _common_folders(paths: ByteStrings) -> tuple[list[bytes], int]:

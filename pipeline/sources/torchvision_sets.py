@@ -9,8 +9,9 @@ from __future__ import annotations
 import difflib
 import gzip
 import inspect
+import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,11 +21,11 @@ import numpy as np
 
 from pipeline.errors import UsageError
 from pipeline.sources import names
-from pipeline.sources.base import Source, SourceSet
-from pipeline.sources.byte_strings import ByteStrings, ByteStringsBuilder
-from pipeline.sources.folder import single_name
-from pipeline.sources.labels import LabelColumn, resolve
-from pipeline.sources.sequence import LazySource, PackedSource, image_array
+from pipeline.sources.base import Source, SourceOptions, SourceSet
+from pipeline.sources.byte_strings import ByteStrings
+from pipeline.sources.labels import LabelColumn, assemble
+from pipeline.sources.sequence import LazySource, PackedSource, image_array, numbered
+from pipeline.text import one_line
 
 PREFIX = "torchvision:"
 DEFAULT_ROOT = "data"
@@ -32,50 +33,40 @@ _SPLIT_VALUES = ("train", "val", "valid", "test")
 _ARRAY = 2  # PackedSource's kind
 
 
-def open_torchvision(src: str, splits: Sequence[str] | None = None, *, download: bool = False) -> SourceSet:
-    """The torchvision source. Integer labels are torchvision's own; the class names too.
+def open_torchvision(src: Any, options: SourceOptions) -> SourceSet:
+    """The torchvision source: `torchvision:NAME` or `torchvision:NAME:ROOT`; the default root is `data`.
 
-    Args:
-        src: `torchvision:NAME` or `torchvision:NAME:ROOT`; the default root is `data`.
-        splits: the wanted splits; only these are opened.
-        download: let torchvision fetch what is missing from ROOT.
+    Integer labels are torchvision's own; the class names too. Only the wanted splits are opened.
 
     Raises:
         UsageError: torchvision isn't installed, no such dataset, or its files aren't in ROOT.
     """
+    src = os.fspath(src)
     name, _, root = src.removeprefix(PREFIX).partition(":")
     cls = _find(name, src)
     root = root or DEFAULT_ROOT
     parameters = inspect.signature(cls).parameters
-    if download and "download" not in parameters:
+    if options.download and "download" not in parameters:
         raise UsageError(f"--download: torchvision can't download {name}; put its files into {root}")
-    fixed: dict[str, Any] = {}
-    if "root" in parameters:
-        fixed["root"] = root
-    if "download" in parameters:
-        fixed["download"] = download
-    datasets = {}
+    fixed = {"root": root, "download": options.download}
+    fixed = {name: value for name, value in fixed.items() if name in parameters}
+    parts = {}
     with _unpacked(cls, root, src) as unpacked:
         if unpacked:
             fixed |= {"root": unpacked, "download": False}
-        for split, arguments in _splits(parameters, splits).items():
-            if splits and split not in splits:
-                continue
-            dataset = _make(cls, fixed | arguments, src, root, optional="split" in arguments)
-            if dataset is not None:
-                datasets[split] = dataset
-    if not datasets and not splits:
+        for split, arguments in _splits(parameters, options).items():
+            if options.wants(split):
+                dataset = _make(cls, fixed | arguments, src, root, optional="split" in arguments)
+                if dataset is not None:
+                    parts[split] = _Part(f"{src}: {split}", dataset)
+    if not parts and not options.splits:
         raise UsageError(f"{src}: torchvision needs more than a name and a split for it; convert it from Python")
-    columns = {split: _labels(dataset, src) for split, dataset in datasets.items()}
-    classes = next((list(dataset.classes) for dataset in datasets.values() if getattr(dataset, "classes", None)), None)
-    ids, labels = resolve(
-        columns, lambda split, i: f"{src}: {split} {i}", num_classes=len(classes) if classes else None
-    )
-    sources = {split: _source(dataset, labels[split]) for split, dataset in datasets.items()}
-    shown = None
-    if classes and len(classes) == len(ids):
-        shown = [name if isinstance(name, str) else ", ".join(map(str, name)) for name in classes]
-    return SourceSet("torchvision", ids, sources, shown, origin=src)
+    listed = (getattr(part.dataset, "classes", None) for part in parts.values())
+    classes = next((list(classes) for classes in listed if classes), [])
+    made = assemble("torchvision", parts, options, num_classes=len(classes) or None)
+    if classes and len(classes) == len(made.class_ids):
+        made.class_names = [name if isinstance(name, str) else ", ".join(map(str, name)) for name in classes]
+    return made
 
 
 def _find(name: str, src: str) -> Callable[..., Any]:
@@ -117,21 +108,21 @@ def _unpacked(cls: Any, root: str, src: str) -> Iterator[str | None]:
             try:
                 (target / name).with_suffix("").write_bytes(gzip.decompress((found / name).read_bytes()))
             except (OSError, EOFError, zlib.error) as error:
-                raise UsageError(f"{src}: {found / name}: {names.one_line(error)}; get the file again") from None
+                raise UsageError(f"{src}: {found / name}: {one_line(error)}; get the file again") from None
         yield temp
 
 
-def _splits(parameters: Any, splits: Sequence[str] | None) -> dict[str, dict[str, Any]]:
+def _splits(parameters: Any, options: SourceOptions) -> dict[str, dict[str, Any]]:
     """Split name -> the arguments that choose it."""
     if "train" in parameters:
         return {"train": {"train": True}, "test": {"train": False}}
     if "split" in parameters:
-        values = [*_SPLIT_VALUES, *(split for split in splits or () if split not in _SPLIT_VALUES)]
+        values = [*_SPLIT_VALUES, *(split for split in options.splits if split not in _SPLIT_VALUES)]
         found: dict[str, dict[str, Any]] = {}
         for value in values:
             found.setdefault(names.split_of_folder(value.encode()) or value, {"split": value})
         return found
-    return {single_name(splits): {}}
+    return {options.only_split: {}}
 
 
 def _make(cls: Callable[..., Any], arguments: dict[str, Any], src: str, root: str, optional: bool) -> Any:
@@ -151,42 +142,42 @@ def _make(cls: Callable[..., Any], arguments: dict[str, Any], src: str, root: st
 
 
 def _line(error: Exception) -> str:
-    return names.one_line(error).replace("download=True", "--download").rstrip(".") + "."
+    return one_line(error).replace("download=True", "--download").rstrip(".") + "."
 
 
-def _labels(dataset: Any, src: str) -> LabelColumn:
-    """The labels as the dataset states them, from its list of them where the items agree with it."""
-    column = LabelColumn()
-    try:
-        for name in ("targets", "labels", "_labels"):
-            stated = getattr(dataset, name, None)
-            if stated is not None and len(stated) == len(dataset) and len(dataset):
-                listed = [int(label) for label in stated]
-                if all(int(dataset[i][1]) == listed[i] for i in {0, len(dataset) - 1}):
-                    break
-        else:
-            listed = [int(dataset[i][1]) for i in range(len(dataset))]
-    except (TypeError, ValueError, RuntimeError, IndexError) as error:
-        raise UsageError(
-            f"{src}: its targets are no class numbers ({names.one_line(error)}); convert it from Python"
-        ) from None
-    for label in listed:
-        column.add(label)
-    return column
+class _Part:
+    """One split: a dataset and its labels, those of its list of them where the items agree with it."""
 
+    def __init__(self, name: str, dataset: Any) -> None:
+        self.name, self.dataset, self.column = name, dataset, LabelColumn()
+        try:
+            for listed in ("targets", "labels", "_labels"):
+                stated = getattr(dataset, listed, None)
+                if stated is not None and len(stated) == len(dataset) and len(dataset):
+                    labels = [int(label) for label in stated]
+                    if all(int(dataset[i][1]) == labels[i] for i in {0, len(dataset) - 1}):
+                        break
+            else:
+                labels = [int(dataset[i][1]) for i in range(len(dataset))]
+        except (TypeError, ValueError, RuntimeError, IndexError) as error:
+            raise UsageError(
+                f"{name}: its targets are no class numbers ({one_line(error)}); convert it from Python"
+            ) from None
+        for label in labels:
+            self.column.add(label)
 
-def _source(dataset: Any, labels: np.ndarray) -> Source:
-    numbers = ByteStringsBuilder()
-    for i in range(len(dataset)):
-        numbers.append(b"%d" % i)
-    images = _one_array(dataset)
-    if images is None:
-        return LazySource(dataset, numbers.build(), labels)
-    count, size = len(images), images[0].size
-    shape = np.zeros((count, 4), np.int32)
-    shape[:, : images.ndim - 1] = images.shape[1:]
-    payload = ByteStrings(images.reshape(-1), np.arange(count + 1, dtype=np.int64) * size)
-    return PackedSource(payload, np.full(count, _ARRAY, np.uint8), shape, numbers.build(), labels)
+    def where(self, i: int) -> str:
+        return f"{self.name} {i}"
+
+    def source(self, labels: np.ndarray) -> Source:
+        keys, images = numbered(len(self.dataset)), _one_array(self.dataset)
+        if images is None:
+            return LazySource(self.dataset, keys, labels)
+        count, size = len(images), images[0].size
+        shape = np.zeros((count, 4), np.int32)
+        shape[:, : images.ndim - 1] = images.shape[1:]
+        payload = ByteStrings(images.reshape(-1), np.arange(count + 1, dtype=np.int64) * size)
+        return PackedSource(payload, np.full(count, _ARRAY, np.uint8), shape, keys, labels)
 
 
 def _one_array(dataset: Any) -> np.ndarray | None:

@@ -20,14 +20,14 @@ import numpy as np
 
 from pipeline.errors import UsageError
 from pipeline.sources import names
-from pipeline.sources.archive import ArchiveSource, Table, TableBuilder, opened
-from pipeline.sources.base import Source, SourceSet
-from pipeline.sources.byte_strings import ByteStringsBuilder, first_duplicate
-from pipeline.sources.folder import single_name
-from pipeline.sources.ignored import NO_IMAGE, OTHER_FILE, Ignored
-from pipeline.sources.labels import LabelColumn, all_integers, resolve, stated
-from pipeline.sources.tar import find_files, split_of_archive
-from pipeline.sources.tarfiles import members, pread
+from pipeline.sources.archive import ArchivePart, Table, index_archives
+from pipeline.sources.base import SourceOptions, SourceSet
+from pipeline.sources.byte_strings import ByteStrings, ByteStringsBuilder, first_duplicate
+from pipeline.sources.files import data_files, split_of_data_file
+from pipeline.sources.ignored import Ignored
+from pipeline.sources.labels import LabelColumn, assemble
+from pipeline.sources.tar_headers import members, opened, pread
+from pipeline.text import as_text
 
 LABEL_FIELDS = ("label", "cls", "class", "class_id", "label_id")
 _KEY = re.compile(rb"((?:.*/|)[^./][^./]*)\.([^/]*)", re.DOTALL)
@@ -36,26 +36,32 @@ _LOOK = 64  # members that are looked at to tell WebDataset from a plain tar
 
 
 @dataclass
-class _Shards:
-    """One split's samples while they are collected."""
+class _Split:
+    """One split while it is collected: rows of the table of all files, their keys and labels."""
 
     rows: array[int] = field(default_factory=lambda: array("q"))
     keys: ByteStringsBuilder = field(default_factory=ByteStringsBuilder)
     column: LabelColumn = field(default_factory=LabelColumn)
-    without: int | None = None
+    unstated: int | None = None
     """The first sample that states no label."""
 
-
-def split_name(name: bytes) -> tuple[bytes, str] | None:
-    """Key and extension (lower case) of a file in a shard, or None where it belongs to no sample."""
-    match = _KEY.fullmatch(name)
-    if (
-        match is None
-        or _META.fullmatch(match[1])
-        or any(names.is_system_folder(part) for part in name.split(b"/")[:-1])
-    ):
-        return None
-    return match[1], match[2].lower().decode("utf-8", "backslashreplace")
+    def part(self, table: Table, archives: list[str]) -> ArchivePart:
+        part = ArchivePart(archives, table.take(np.array(self.rows, np.int64), self.keys.build()), self.column)
+        if self.unstated is not None and self.column.tokens:
+            raise UsageError(
+                f"{archives[part.table.archive[self.unstated]]}: sample {as_text(part.table.names[self.unstated])} has "
+                "no .cls and no label in a .json, and others have; add it (-1 for none)"
+            )
+        if first_duplicate(part.table.names) is not None:
+            pairs = zip(part.table.archive.tolist(), part.table.names, strict=True)
+            part.table.names = ByteStrings.pack(
+                os.fsencode(Path(archives[archive]).stem) + b"/" + key for archive, key in pairs
+            )
+            if twice := first_duplicate(part.table.names):
+                first, second = (archives[part.table.archive[i]] for i in twice)
+                key = as_text(part.table.names[twice[0]])
+                raise UsageError(f"{first}, {second}: sample {key} is there twice; delete one")
+        return part
 
 
 def looks_like_webdataset(paths: Sequence[Path]) -> bool:
@@ -73,78 +79,72 @@ def looks_like_webdataset(paths: Sequence[Path]) -> bool:
     return bool(images & labels)
 
 
-def open_webdataset(src: Path, splits: Sequence[str] | None = None) -> SourceSet:
+def open_webdataset(src: Path, options: SourceOptions) -> SourceSet:
     """The WebDataset source: one shard, or a folder of them; the split is told by the shard's name.
 
     Raises:
         UsageError: a damaged shard, a sample with two images, or labels for some samples only.
     """
-    paths, ignored = find_files(src, ".tar"), Ignored()
-    builder = TableBuilder()
+    paths, ignored = data_files(src, ".tar"), Ignored()
+    archives = [str(path) for path in paths]
+    table, _ = index_archives(archives)
+    found: dict[str, _Split] = {}
     for number, path in enumerate(paths):
-        builder.add_archive(str(path), number)
-    table = builder.build()
-    collected: dict[str, _Shards] = {}
-    for number, path in enumerate(paths):
-        shards = collected.setdefault(split_of_archive(path, src) or single_name(splits), _Shards())
-        _collect(table, number, path, shards, ignored)
-    parts = {split: _finish(collected[split], table, paths) for split in names.natural_splits(set(collected))}
-    columns = {split: collected[split].column for split in parts}
-    if all_integers(columns.values()):
-        for column in columns.values():
-            column.read_integers()
-    ids, labels = resolve(
-        columns, lambda split, i: f"{paths[parts[split].archive[i]]}: {names.text(parts[split].names[i])}"
-    )
-    sources: dict[str, Source] = {
-        split: ArchiveSource([str(path) for path in paths], part, labels[split])
-        for split, part in parts.items()
-        if not splits or split in splits
-    }
-    return SourceSet("webdataset", ids, sources, ignored=ignored, origin=str(src))
+        split = found.setdefault(split_of_data_file(path, src) or options.only_split, _Split())
+        _collect(table, number, path, split, ignored)
+    parts = {split: found[split].part(table, archives) for split in names.natural_splits(set(found))}
+    return assemble("webdataset", parts, options, read_integers=True, ignored=ignored)
+
+
+def split_name(name: bytes) -> tuple[bytes, str] | None:
+    """Key and extension (lower case) of a file in a shard, or None where it belongs to no sample."""
+    match = _KEY.fullmatch(name)
+    system = any(names.is_system_folder(part) for part in name.split(b"/")[:-1])
+    return None if match is None or system or _META.fullmatch(match[1]) else (match[1], as_text(match[2].lower()))
 
 
 def _samples(table: Table, number: int, path: Path, ignored: Ignored) -> Iterator[tuple[bytes, dict[str, int]]]:
     """Each sample of a shard: its key, and extension -> row of the table."""
     key, files = b"", dict[str, int]()
-    inside = np.flatnonzero(table.archive == number)
-    for row in inside.tolist():
+    for row in np.flatnonzero(table.archive == number).tolist():
         parts = split_name(table.names[row])
         if parts is None:
-            ignored.add(OTHER_FILE, table.names[row])
+            ignored.add(names.OTHER_FILE, table.names[row])
             continue
         if parts[0] != key and files:
             yield key, files
             files = {}
         key = parts[0]
         if parts[1] in files:
-            raise UsageError(f"{path}: {names.text(table.names[row])} is twice in it; make the shard again")
+            raise UsageError(f"{path}: {as_text(table.names[row])} is twice in it; make the shard again")
         files[parts[1]] = row
     if files:
         yield key, files
 
 
-def _collect(table: Table, number: int, path: Path, shards: _Shards, ignored: Ignored) -> None:
+def _collect(table: Table, number: int, path: Path, split: _Split, ignored: Ignored) -> None:
     with opened(str(path)) as fd:
         for key, files in _samples(table, number, path, ignored):
             images = [extension for extension in files if _is_image(extension)]
             plain = [extension for extension in images if "." not in extension] or images  # jpg before mask.png
             if not plain:
-                ignored.add(NO_IMAGE, key)
+                ignored.add(names.NO_IMAGE, key)
                 continue
             if len(plain) > 1:
                 raise UsageError(
-                    f"{path}: sample {names.text(key)} has the images {' and '.join(sorted(plain))}; keep one of them"
+                    f"{path}: sample {as_text(key)} has the images {' and '.join(sorted(plain))}; keep one of them"
                 )
-            label = _label(fd, files, table, f"{path}: {names.text(key)}")
-            if label is None and shards.without is None:
-                shards.without = len(shards.rows)
+            label = _label(fd, files, table, f"{path}: {as_text(key)}")
+            if label is None:
+                split.column.add(None)
+                split.unstated = len(split.rows) if split.unstated is None else split.unstated
+            else:
+                split.column.add_text(label)
             for extension, row in files.items():
                 if extension not in (plain[0], "cls", "json"):
-                    ignored.add(OTHER_FILE, table.names[row])
-            shards.rows.append(files[plain[0]])
-            shards.keys.append(key)
-            shards.column.add(None if label is None else stated(label))
+                    ignored.add(names.OTHER_FILE, table.names[row])
+            split.rows.append(files[plain[0]])
+            split.keys.append(key)
 
 
 def _is_image(extension: str) -> bool:
@@ -180,23 +180,3 @@ def _label_in(content: bytes, where: str = "") -> str | None:
     if isinstance(value, str | int) and not isinstance(value, bool):
         return str(value)
     return None
-
-
-def _finish(shards: _Shards, table: Table, paths: Sequence[Path]) -> Table:
-    """The split's table with its keys as names."""
-    part = table.take(np.array(shards.rows, np.int64), shards.keys.build())
-    if shards.without is not None and shards.column.tokens:
-        i = shards.without
-        raise UsageError(
-            f"{paths[part.archive[i]]}: sample {names.text(part.names[i])} has no .cls and no label in a .json, and "
-            "others have; add it (-1 for none)"
-        )
-    if first_duplicate(part.names) is not None:
-        keys = ByteStringsBuilder()
-        for archive, key in zip(part.archive.tolist(), part.names, strict=True):
-            keys.append(os.fsencode(paths[archive].stem) + b"/" + key)
-        part.names = keys.build()
-        if twice := first_duplicate(part.names):
-            first, second = (paths[part.archive[i]] for i in twice)
-            raise UsageError(f"{first}, {second}: sample {names.text(part.names[twice[0]])} is there twice; delete one")
-    return part

@@ -28,7 +28,7 @@ from PIL import Image
 from zarr.storage import LocalStore
 
 from pipeline.commands.report import write_report
-from pipeline.sources.base import pack_keys
+from pipeline.sources.byte_strings import ByteStrings
 from pipeline.store.format import SplitArrays
 from pipeline.store.geometry import Geometry
 from pipeline.store.writer import root_attributes, split_attributes, write_group, write_split
@@ -62,7 +62,7 @@ def make_split(folder: Path, chunk: Path, num_samples: int, num_classes: int, rn
     sizes = np.exp(rng.normal(6.05, 0.35, (num_samples, 2))).astype(np.int32) + 20
     sizes[bad] = 0
     keys = [b"n%08d/n%08d_%06d.JPEG" % (label, label, i) for i, label in enumerate(labels.tolist())]
-    arrays = SplitArrays(labels, *pack_keys(keys), sizes, np.tile(digest, (num_chunks, 1)))
+    arrays = SplitArrays(labels, *ByteStrings.pack(keys).arrays, sizes, np.tile(digest, (num_chunks, 1)))
     attributes = {
         "recipe": {"source": "imagenet", "chunk_images": CHUNK_IMAGES, "shuffled": True, "seed": 0},
         "bad_samples": [{"slot": s, "key": keys[s].decode(), "reason": "truncated"} for s in sorted(bad.tolist())],

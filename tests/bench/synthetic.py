@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from zarr.storage import LocalStore
 
-from pipeline.sources.base import pack_keys
+from pipeline.sources.byte_strings import ByteStrings
 from pipeline.store.format import SplitArrays
 from pipeline.store.geometry import Geometry
 from pipeline.store.writer import root_attributes, split_attributes, write_group, write_split
@@ -56,7 +56,7 @@ def random_store(
                 for _ in range(chunk_images):
                     image = pool[rng.integers(len(pool))]
                     file.write(np.roll(image, rng.integers(0, size, 2), (0, 1)).tobytes())
-    keys = pack_keys([b"%07d" % i for i in range(num_images)])
+    keys = ByteStrings.pack([b"%07d" % i for i in range(num_images)]).arrays
     arrays = SplitArrays(
         np.arange(num_images, dtype=np.int32) % num_classes,
         keys[0],

@@ -20,7 +20,7 @@ from pipeline.commands.gallery import draw
 from pipeline.commands.report import default_path, write_report
 from pipeline.commands.survey import log_edges
 from pipeline.errors import Error, StoreError, StoreNotFoundError, UsageError
-from pipeline.sources.base import pack_keys
+from pipeline.sources.byte_strings import ByteStrings
 from pipeline.store.format import SMALL_ARRAYS, SplitArrays
 from pipeline.store.reader import open_store
 from pipeline.store.writer import split_attributes, write_split
@@ -41,7 +41,7 @@ def change(
     if sizes is not None:
         arrays["source_size"] = sizes
     if keys is not None:
-        arrays["keys"], arrays["key_offsets"] = pack_keys(keys)
+        arrays["keys"], arrays["key_offsets"] = ByteStrings.pack(keys).arrays
     for name in SMALL_ARRAYS:
         shutil.rmtree(one.path / name)
     for file in (one.path / "zarr.json", one.path / "images" / "zarr.json"):

@@ -86,7 +86,7 @@ def test_flat_folder_is_unlabelled(tmp_path):
     found = open_source(write(tmp_path, "b.jpg", "a.jpg", "notes.txt"))
     assert samples(found.splits["train"]) == [(b"a.jpg", UNLABELLED, b"a.jpg"), (b"b.jpg", UNLABELLED, b"b.jpg")]
     assert found.class_ids == []
-    assert found.ignored == {"not an image": 1}
+    assert found.ignored == {"file that is no image": 1}
 
 
 def test_flat_val_beside_classes_is_unlabelled_and_said_so(tmp_path):
@@ -113,7 +113,7 @@ def test_rubbish_is_no_class_and_counted(tmp_path):
     assert [key for key, _, _ in samples(found.splits["train"])] == [b"cat/1.jpg"]
     assert found.ignored == {
         "dot-file": 2,
-        "not an image": 1,
+        "file that is no image": 1,
         "hidden or system folder": 3,
         "image outside the class folders": 1,
     }
@@ -210,7 +210,7 @@ def test_strange_files_are_bad_samples_and_never_hang(tmp_path, monkeypatch):
         server.bind("socket.jpg")
         found = open_source(tmp_path)
     source = found.splits["train"]
-    assert found.ignored == {"not an image": 1}
+    assert found.ignored == {"file that is no image": 1}
     assert len(source) == 10
     os.unlink(tmp_path / "a/gone.jpg")
     real_open = os.open
@@ -350,7 +350,7 @@ def test_no_such_path(tmp_path):
         (["stuff/cat/1.jpg", "stuff/dog/1.jpg"], "2 of 2 images lie", "stuff/cat/1.jpg", "stuff", "stuff"),
         (["stuff/cat/1.jpg", "stray.jpg"], "1 of 1 image lies", "stuff/cat/1.jpg", "stuff", "stuff"),
         (["cat/1.jpg", "dog/puppies/1.jpg"], "1 of 2 images lies", "dog/puppies/1.jpg", "dog", "dog"),
-        ([f"{i}/cat/1.jpg" for i in range(4)], "4 of 4 images lie", "0/cat/1.jpg", "0, 1, 2, ...", "0"),
+        ([f"{i}/cat/1.jpg" for i in range(4)], "4 of 4 images lie", "0/cat/1.jpg", "0, 1, 2 and 1 more", "0"),
         (["a/b/train/cat/1.jpg", "a/b/val/cat/1.jpg"], "2 of 2 images lie", "a/b/train/cat/1.jpg", "a", "a/b"),
     ],
 )

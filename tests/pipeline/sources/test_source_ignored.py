@@ -11,21 +11,21 @@ from pipeline.sources.ignored import Ignored, describe
 @pytest.mark.quick
 def test_few_files_are_all_named():
     ignored = Ignored(b"/data")
-    ignored.add("not an image", b"/data/notes/readme.txt")
+    ignored.add("file that is no image", b"/data/notes/readme.txt")
     assert describe(ignored) == "1 file that is no image (notes/readme.txt)"
     ignored.add("dot-file", b"/data/.DS_Store")
     ignored.add("dot-file", b"/data/a/.DS_Store")
     assert describe(ignored) == "2 dot-files (.DS_Store, a/.DS_Store), 1 file that is no image (notes/readme.txt)"
-    assert ignored == {"not an image": 1, "dot-file": 2}
+    assert ignored == {"file that is no image": 1, "dot-file": 2}
 
 
 @pytest.mark.quick
 def test_many_files_by_extension_with_the_first():
     ignored = Ignored()
     for i in range(10):
-        ignored.add("not an image", b"%d.TXT" % i)
+        ignored.add("file that is no image", b"%d.TXT" % i)
     for name in (b"a.json", b"b.json", b"Makefile", b"c.md", b"x.no-extension", b"caf\xe9.p\xff"):
-        ignored.add("not an image", name)
+        ignored.add("file that is no image", name)
     assert describe(ignored) == (
         "16 files that are no images (10 .txt, 2 .json, 2 without extension, 2 of other kinds; e.g. 0.TXT, 1.TXT)"
     )
@@ -35,9 +35,9 @@ def test_many_files_by_extension_with_the_first():
 def test_numbered_extensions_dont_fill_the_memory():
     ignored = Ignored()
     for i in range(1000):
-        ignored.add("not an image", b"x.%05d" % i)
-    assert len(ignored.extensions["not an image"]) == 101
-    assert ignored["not an image"] == sum(ignored.extensions["not an image"].values()) == 1000
+        ignored.add("file that is no image", b"x.%05d" % i)
+    assert len(ignored.extensions["file that is no image"]) == 101
+    assert ignored["file that is no image"] == sum(ignored.extensions["file that is no image"].values()) == 1000
 
 
 @pytest.mark.quick
@@ -49,7 +49,10 @@ def test_a_name_stays_on_its_line():
 
 @pytest.mark.quick
 def test_counts_of_ones_own_source():
-    assert describe({"broken row": 3, "not an image": 1, "dot-file": 0}) == "3 broken row, 1 file that is no image"
+    assert (
+        describe({"broken row": 3, "file that is no image": 1, "dot-file": 0})
+        == "3 broken row, 1 file that is no image"
+    )
 
 
 def test_names_dont_depend_on_the_listing_and_reach_the_person(tmp_path, capsys):
@@ -57,8 +60,8 @@ def test_names_dont_depend_on_the_listing_and_reach_the_person(tmp_path, capsys)
     convert(tmp_path / "a", tmp_path / "x.zarr", size=8, dry_run=True)
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == (
-        "ignored: 1 image outside the class folders (top.jpg), "
-        "3 files that are no images (2 .txt, 1 .md; e.g. cat/a.txt, cat/z.txt)"
+        "ignored: 3 files that are no images (2 .txt, 1 .md; e.g. cat/a.txt, cat/z.txt), "
+        "1 image outside the class folders (top.jpg)"
     )
     convert(tmp_path / "a", tmp_path / "x.zarr", size=8, dry_run=True, quiet=True)
     assert capsys.readouterr().err == ""
@@ -67,8 +70,8 @@ def test_names_dont_depend_on_the_listing_and_reach_the_person(tmp_path, capsys)
 def test_names_inside_archives(tmp_path):
     found = open_source(write_tar(tmp_path / "x.tar", "cat/1.jpg", "notes/readme.txt", "__MACOSX/1.jpg", "2.jpg"))
     assert describe(found.ignored) == (
-        "1 hidden or system folder (__MACOSX/1.jpg), 1 image outside the class folders (2.jpg), "
-        "1 file that is no image (notes/readme.txt)"
+        "1 file that is no image (notes/readme.txt), 1 hidden or system folder (__MACOSX/1.jpg), "
+        "1 image outside the class folders (2.jpg)"
     )
 
 

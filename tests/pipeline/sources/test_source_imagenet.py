@@ -285,7 +285,7 @@ def test_other_members_are_counted(root):
     (root / "ILSVRC2012_img_train.tar").write_bytes(tar_bytes(train))
     found = open_source(root, splits=["train"])
     assert len(found.splits["train"]) == 1
-    assert found.ignored == {"not a class archive": 1, "dot-file": 1, "not an image": 1}
+    assert found.ignored == {"file that is no class archive": 1, "dot-file": 1, "file that is no image": 1}
 
 
 def test_check_md5(root, monkeypatch):

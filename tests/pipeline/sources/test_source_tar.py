@@ -38,7 +38,7 @@ def test_equals_the_unpacked_folder(tmp_path):
     assert packed.ignored == {
         "dot-file": 1,
         "hidden or system folder": 1,
-        "not an image": 1,
+        "file that is no image": 1,
         "image outside the class folders": 1,
     }
 

@@ -11,8 +11,8 @@ import pytest
 from layouts import tar_bytes
 
 from pipeline.errors import UsageError
-from pipeline.sources import tarfiles
-from pipeline.sources.tarfiles import Member, members
+from pipeline.sources import tar_headers
+from pipeline.sources.tar_headers import Member, members
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 
@@ -157,5 +157,5 @@ def test_sparse_members_are_refused(tmp_path, format):
 def test_reading_by_position_without_pread(tmp_path, monkeypatch):
     (tmp_path / "x.tar").write_bytes(tar_bytes({"a.jpg": b"1", "b.jpg": b"2"}))
     wanted = read(tmp_path / "x.tar")
-    monkeypatch.setattr(tarfiles, "_pread", tarfiles._seek_and_read)
+    monkeypatch.setattr(tar_headers, "_pread", tar_headers._seek_and_read)
     assert read(tmp_path / "x.tar") == wanted
