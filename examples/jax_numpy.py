@@ -72,4 +72,6 @@ def main(path: str, epochs: int = 5, seed: int = 0) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
     main(sys.argv[1], *map(int, sys.argv[2:]))

@@ -71,6 +71,8 @@ class Classifier(lightning.LightningModule):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
     lightning.seed_everything(0)
     trainer = lightning.Trainer(
         max_epochs=int(sys.argv[2]) if len(sys.argv) > 2 else 3,

@@ -2,13 +2,15 @@
 
     python examples/own_folder.py PHOTOS [--work data/own] [--size 64] [--epochs 10] [IMAGE ...]
 
-PHOTOS holds one folder per class (`PHOTOS/cat/001.jpg`, ...). Every fifth image of a class is kept for validation.
-Without IMAGEs the first validation image of each class is predicted. A rerun goes on where the last one stopped.
+PHOTOS holds one folder per class (`PHOTOS/cat/001.jpg`, ...). About a fifth of each class is kept for validation, and
+files that can't be read are left out. Without IMAGEs the first validation image of each class is predicted. A rerun
+goes on where the last one stopped.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -16,31 +18,19 @@ import numpy as np
 import torch
 
 from pipeline import convert, open_store
+from pipeline.errors import BadSample, Error
 from pipeline.image.decode import decode_into
 from pipeline.store.geometry import Geometry
 from pipeline.store.reader import Store
 from trainer.main import main as train
 from trainer.models import build_model
 
-ENDINGS = {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
-VAL_EVERY = 5
-
-
-def samples(photos: Path) -> dict[str, list[tuple[Path, str]]]:
-    """Split name -> (path, class name) of its images."""
-    splits: dict[str, list[tuple[Path, str]]] = {"train": [], "val": []}
-    for folder in sorted(path for path in photos.iterdir() if path.is_dir()):
-        images = sorted(path for path in folder.iterdir() if path.suffix.lower() in ENDINGS)
-        for i, path in enumerate(images):
-            splits["val" if i % VAL_EVERY == 0 else "train"].append((path, folder.name))
-    return splits
-
 
 def predict(store: Store, weights: Path, model_name: str, image: Path) -> tuple[str, float]:
     """The class name and its probability; the image goes through the very conversion that the store's went through."""
     geometry = Geometry(**store.geometry)
     pixels = np.empty(geometry.image_shape, np.uint8)
-    decode_into(image.read_bytes(), [geometry], [pixels])
+    decode_into(image.read_bytes(), [geometry], [pixels])  # raises BadSample for what can't be read
     model = build_model(model_name, len(store.class_ids), geometry.size)
     model.load_state_dict(torch.load(weights, weights_only=True))
     x = torch.from_numpy((pixels / 255 - store["train"].mean) / store["train"].std).float().permute(2, 0, 1)
@@ -59,10 +49,11 @@ def main() -> int:
     parser.add_argument("--epochs", type=int, default=10)
     args = parser.parse_args()
 
-    splits, path, run, model = samples(args.photos), args.work / f"{args.size}.zarr", args.work / "run", "resnet_small"
-    args.work.mkdir(parents=True, exist_ok=True)
-    convert(splits, path, size=args.size)
-    batch = max(1, min(64, len(splits["train"]) // 8))
+    path, run, model = args.work / f"{args.size}.zarr", args.work / "run", "resnet_small"
+    convert(args.photos, path, size=args.size, val_fraction=0.2, val_per_class=1, on_error="skip")
+    store = open_store(path)
+    val = store["val"]
+    batch = max(1, min(64, store["train"].num_valid // 8))
     settings = {
         "data": path,
         "out": run,
@@ -74,12 +65,19 @@ def main() -> int:
     code = train([f"--{name}={value}" for name, value in settings.items()] + ["--lr=0.4", f"--pad={args.size // 16}"])
     if code:
         return code
-    wanted = {name: image for image, name in reversed(splits["val"])}  # the first of each class
-    for image in args.images or [wanted[name] for name in sorted(wanted)]:
-        name, probability = predict(open_store(path), run / "best.pt", model, image)
-        print(f"{image}: {name} ({probability:.0%})")
+    keys = {int(val.labels[slot]): os.fsdecode(val.key(slot)) for slot in reversed(val.valid_slots.tolist())}
+    for image in args.images or [args.photos / keys[label] for label in sorted(keys)]:
+        try:
+            name, probability = predict(store, run / "best.pt", model, image)
+        except BadSample as bad:
+            print(f"{image}: can't be read ({bad.reason})")
+        else:
+            print(f"{image}: {name} ({probability:.0%})")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except Error as error:  # one line that says what to do
+        sys.exit(f"error: {error}")

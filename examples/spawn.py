@@ -82,6 +82,8 @@ def work(path: str, epochs: int) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
     launch(
         work, int(sys.argv[3]) if len(sys.argv) > 3 else 2, sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 3
     )

@@ -79,5 +79,7 @@ def main(path: str, epochs: int = 3, rand_augment: bool = False) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
     arguments = [argument for argument in sys.argv[1:] if argument != "--randaugment"]
     main(arguments[0], *map(int, arguments[1:]), rand_augment="--randaugment" in sys.argv)

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -110,6 +111,29 @@ def test_a_folder_end_to_end(digits: Path, tmp_path: Path) -> None:
     again = run("own_folder.py", arguments[0], seven, *arguments[1:])
     assert re.search(rf"^{re.escape(str(seven))}: \d \(\d+%\)$", again, re.MULTILINE)
     assert {path: path.stat().st_mtime_ns for path in results} == results  # nothing was done twice
+
+
+def test_a_bad_file_in_an_own_folder_is_left_out(digits: Path, tmp_path: Path) -> None:
+    for label in ("3", "8"):
+        shutil.copytree(digits / "digits" / "train" / label, tmp_path / "photos" / label)
+    bad = sorted((tmp_path / "photos" / "3").iterdir())[:40]
+    for path in bad:
+        path.write_bytes(b"")
+    (tmp_path / "photos" / "notes.txt").touch()
+    arguments = ["--work", tmp_path / "work", "--size", 16, "--epochs", 1]
+    output = run("own_folder.py", tmp_path / "photos", *arguments)
+    assert len(re.findall(r"/[38]/\d+\.png: [38] \(\d+%\)$", output, re.MULTILINE)) == 2
+    assert f"{bad[0]}: can't be read (empty)" in run("own_folder.py", tmp_path / "photos", bad[0], *arguments)
+
+
+@pytest.mark.parametrize("name", sorted({*NEEDED} - {"gcn_neighborloader.py"}))
+def test_without_arguments_it_says_what_it_wants(name: str) -> None:
+    if any(importlib.util.find_spec(package) is None for package in NEEDED[name]):
+        pytest.skip("a package isn't installed")
+    done = subprocess.run([sys.executable, EXAMPLES / name], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode in (1, 2)
+    assert "Traceback" not in done.stderr
+    assert name in done.stderr
 
 
 def test_the_graph_is_never_downloaded(tmp_path: Path) -> None:
