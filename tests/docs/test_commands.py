@@ -23,8 +23,7 @@ from pathlib import Path
 import pytest
 import torch
 import torchvision
-from documents import DOCUMENTS, ROOT, blocks
-from documents import run as execute
+from documents import DOCUMENTS, ROOT
 from folders import make_folder, make_image
 from layouts import SYNSETS, tar_bytes, val_name, write_devkit
 
@@ -104,11 +103,6 @@ def renamed(name: str) -> Callable[[Path], None]:
         (folder / "data" / "own-224.zarr").rename(folder / "data" / name)
 
     return rename
-
-
-def list_photos(folder: Path) -> None:
-    renamed("two-folders.zarr")(folder)
-    execute(blocks(ROOT / "docs" / "training.md", "python")[0], folder)
 
 
 def merge_parts(folder: Path) -> None:
@@ -210,7 +204,7 @@ SCENARIOS = [
         flags=f"{RUN} --model resnet18 --crop 32 --eval-crop 32",  # torchvision has weights for it
         replaced={"--nproc-per-node=2": "--nproc-per-node=1", "--nproc-per-node=8": "--nproc-per-node=2"},
     ),
-    Scenario(("docs/training.md: A val split of your own",), before={"photos.csv": list_photos}),
+    Scenario(("docs/training.md: A val split of your own",), before={"--val-fraction": renamed("two-folders.zarr")}),
     Scenario(
         ("docs/training.md: Restarts and changing machines",),
         given=("data/imagenet-256.zarr", "shared/imagenet-256.zarr"),

@@ -38,16 +38,6 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_list_that_makes_a_val_split(photos: Path) -> None:
-    lists, _ = blocks(TRAINING, "python")
-    run(lists, photos)
-    convert("photos.csv", "listed.zarr", size=16, n_jobs=1, quiet=True)
-    store = open_store("listed.zarr")
-    assert (store["train"].num_valid, store["val"].num_valid) == (126, 14)
-    assert store.class_ids == ["cat", "dog"]
-    assert {store["val"].key(i) for i in range(14)}.isdisjoint(store["train"].key(i) for i in range(126))
-
-
 def test_two_folders_into_one_store(photos: Path) -> None:
     make_folder(photos, {"photos-val": {"cat": 0, "dog": 5}})
     convert("photos", "own.zarr", size=16, n_jobs=1, quiet=True)
@@ -58,7 +48,7 @@ def test_two_folders_into_one_store(photos: Path) -> None:
 
 
 def test_a_file_is_classified_as_evaluation_does(photos: Path) -> None:
-    _, predict = blocks(TRAINING, "python")
+    (predict,) = blocks(TRAINING, "python")
     convert("photos", "data/own.zarr", size=40, n_jobs=1, quiet=True)
     assert run_here(data="data/own.zarr", out="runs/own", model="resnet_small", crop=33, epochs=1, ema=0.5) == 0
     lines = run(predict, photos).splitlines()
