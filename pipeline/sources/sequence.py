@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import zlib
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import cloudpickle
@@ -22,7 +23,7 @@ from pipeline.sources.base import Indexed, Source, SourceOptions, SourceSet
 from pipeline.sources.byte_strings import ByteStrings, ByteStringsBuilder, first_duplicate
 from pipeline.sources.files import bad_sample, file_stamps, read_file
 from pipeline.sources.labels import LabelColumn, assemble
-from pipeline.text import as_text
+from pipeline.text import as_text, one_line, printable
 
 _ENCODED, _PATH, _ARRAY = 0, 1, 2
 _DTYPES = (np.dtype(np.uint8), np.dtype(np.uint16))
@@ -76,7 +77,7 @@ class LazySource(Indexed):
         keys, labels: as everywhere.
     """
 
-    def __init__(self, samples: Sequence[Any], keys: ByteStrings, labels: np.ndarray) -> None:
+    def __init__(self, samples: Any, keys: ByteStrings, labels: np.ndarray) -> None:
         super().__init__(keys, labels)
         self.samples = samples
 
@@ -87,19 +88,32 @@ class LazySource(Indexed):
         vars(self).update(state, samples=cloudpickle.loads(state["samples"]))
 
     def read(self, i: int) -> bytes | np.ndarray:
-        try:
-            image = self.samples[i][0]
-            if isinstance(image, bytes | bytearray | memoryview):
-                return _encoded(bytes(image), self.key(i))
-            return read_file(os.fsencode(image)) if isinstance(image, str | os.PathLike) else image_array(image)
-        except OSError as error:
-            if error.errno is None:  # PIL's, of a file that the sequence opened
-                raise BadSample("corrupt", f"{as_text(self.key(i))}: {error}") from None
-            raise bad_sample(error, self.key(i)) from None
+        image = _item(self.samples, i)[0]
+        if isinstance(image, bytes | bytearray | memoryview):
+            return _encoded(bytes(image), self.key(i))
+        return read_file(os.fsencode(image)) if isinstance(image, str | os.PathLike) else image_array(image)
 
     def change_stamps(self, indices: np.ndarray) -> np.ndarray:
         """int64 (len(indices), 2): zeros; whether a sequence's images have changed can't be seen cheaply."""
         return np.zeros((len(indices), 2), np.int64)
+
+
+def _item(samples: Any, i: int) -> Any:
+    """The sequence's own item; whatever it raises is the sample's fault, unless the machine is at fault.
+
+    Raises:
+        BadSample: the sequence raised.
+    """
+    try:
+        return samples[i]
+    except OSError as error:
+        if error.errno is not None:
+            raise bad_sample(error, b"sample %d" % i) from None
+        raise BadSample("corrupt", f"sample {i}: {one_line(error)}") from None  # PIL's, of a file that was opened
+    except (MemoryError, UsageError):
+        raise
+    except Exception as error:
+        raise BadSample("unreadable", f"sample {i}: {type(error).__name__}: {one_line(error)}") from None
 
 
 def _encoded(data: bytes, key: bytes) -> bytes:
@@ -144,25 +158,48 @@ def open_sequence(src: Any, options: SourceOptions) -> SourceSet:
     for samples in by_split.values():
         if not hasattr(samples, "__len__") or not hasattr(samples, "__getitem__"):
             raise UsageError(f"the samples are a {type(samples).__name__}, which has no length; pass a list of them")
-    parts = {split: _Part(split, by_split[split]) for split in names.natural_splits(set(by_split))}
+    parts = {split: Part(split, by_split[split]) for split in names.natural_splits(set(by_split))}
     return assemble("sequence", parts, options)
 
 
-class _Part:
+class Part:
     """One split: keys and labels of its samples; those of a list or tuple are packed."""
 
-    def __init__(self, split: str, samples: Sequence[Any]) -> None:
-        self.split, self.samples = split, samples
+    def __init__(self, name: str, samples: Any) -> None:
+        self.name, self.samples = name, samples
         self.packer = _Packer() if isinstance(samples, list | tuple) else None
-        self.keys, self.column = _go_through(samples, self.packer)
+        self.column = LabelColumn()
+        listed = stated_labels(samples) if self.packer is None else None
+        if listed is None:
+            self.keys = _go_through(samples, self.column, self.packer)
+        else:
+            self.keys = numbered(len(listed))
+            for label in listed:
+                self.column.add(label)
 
     def where(self, i: int) -> str:
-        return f"sample {as_text(self.keys[i])} of {self.split}"
+        return f"sample {as_text(self.keys[i])} of {self.name}"
 
     def source(self, labels: np.ndarray) -> Source:
         if self.packer is not None:
             return self.packer.build(self.keys, labels)
         return LazySource(self.samples, self.keys, labels)
+
+
+def stated_labels(samples: Any) -> list[str | int | None] | None:
+    """The labels that a dataset lists beside its items, as torchvision's do; None where it lists none that agree."""
+    for name in ("targets", "labels", "_labels", "samples"):
+        try:
+            listed = [_label(one[1] if name == "samples" else one, i) for i, one in enumerate(getattr(samples, name))]
+            looked_at = {i: samples[i] for i in {0, len(listed) // 2, len(listed) - 1}}
+            if len(listed) == len(samples) and all(
+                len(item) == 2 and not isinstance(item[0], str | os.PathLike) and _label(item[1], i) == listed[i]
+                for i, item in looked_at.items()
+            ):
+                return listed
+        except Exception:
+            continue
+    return None
 
 
 class _Packer:
@@ -198,14 +235,18 @@ class _Packer:
         return PackedSource(self._payload.build(), kind, shape, keys, labels)
 
 
-def _go_through(samples: Sequence[Any], pack: _Packer | None) -> tuple[ByteStrings, LabelColumn]:
-    """Keys and labels of the samples, which are packed on the way where `pack` is given.
+def _go_through(samples: Any, column: LabelColumn, pack: _Packer | None) -> ByteStrings:
+    """The samples' keys; their labels go into `column`, and the samples into `pack`, where it is given.
 
-    Without keys of its own a sample's key is its path or, where there are none or they repeat, its number.
+    Without keys of its own a sample's key is its path or, where there are none or they repeat, its number. A sample
+    that can't be loaded is unlabelled; it will be a bad sample when it is read.
     """
-    column, keys, explicit = LabelColumn(), ByteStringsBuilder(), False
+    keys, explicit = ByteStringsBuilder(), False
     for i in range(len(samples)):
-        sample = samples[i]
+        try:
+            sample = _item(samples, i)
+        except BadSample:
+            sample = None, None
         if not isinstance(sample, tuple | list) or len(sample) not in (2, 3):
             raise UsageError(
                 f"sample {i} is a {type(sample).__name__}; pass (image, label) or (image, label, key), such as "
@@ -227,7 +268,7 @@ def _go_through(samples: Sequence[Any], pack: _Packer | None) -> tuple[ByteStrin
         if explicit:
             raise UsageError(f"samples {twice[0]} and {twice[1]} have the same key {built[twice[0]]!r}; change one")
         built = numbered(len(built))
-    return built, column
+    return built
 
 
 def numbered(count: int) -> ByteStrings:
@@ -238,8 +279,14 @@ def numbered(count: int) -> ByteStrings:
 def _label(label: Any, i: int) -> str | int | None:
     if label is None or isinstance(label, str):
         return label
+    value = label
     if hasattr(label, "item"):  # a numpy or torch scalar
-        label = label.item()
-    if isinstance(label, bool) or not isinstance(label, int):
-        raise UsageError(f"sample {i} has the label {label!r}; pass an integer, a class id as text, or None")
-    return label
+        with suppress(ValueError, RuntimeError):  # an array of several
+            value = label.item()
+    if isinstance(value, bool) or not isinstance(value, int):
+        shown = printable(one_line(repr(label)), 60)
+        raise UsageError(
+            f"sample {i} has the label {shown}; pass an integer (of one-hot labels the argmax), a class id as text, or "
+            "None"
+        )
+    return value

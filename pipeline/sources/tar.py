@@ -21,9 +21,9 @@ from pipeline.sources.archive import ArchivePart, index_archives
 from pipeline.sources.base import SourceOptions, SourceSet
 from pipeline.sources.byte_strings import ByteStrings, ByteStringsBuilder
 from pipeline.sources.files import data_files, split_of_data_file
+from pipeline.sources.folder import NestedImages
 from pipeline.sources.ignored import Ignored
 from pipeline.sources.labels import assemble
-from pipeline.sources.nested_images import NestedImages
 from pipeline.text import as_text
 
 

@@ -23,8 +23,8 @@ from pipeline.errors import UsageError
 from pipeline.sources import names
 from pipeline.sources.base import Source, SourceOptions, SourceSet
 from pipeline.sources.byte_strings import ByteStrings
-from pipeline.sources.labels import LabelColumn, assemble
-from pipeline.sources.sequence import LazySource, PackedSource, image_array, numbered
+from pipeline.sources.labels import assemble
+from pipeline.sources.sequence import PackedSource, Part, image_array
 from pipeline.text import one_line
 
 PREFIX = "torchvision:"
@@ -58,10 +58,10 @@ def open_torchvision(src: Any, options: SourceOptions) -> SourceSet:
             if options.wants(split):
                 dataset = _make(cls, fixed | arguments, src, root, optional="split" in arguments)
                 if dataset is not None:
-                    parts[split] = _Part(f"{src}: {split}", dataset)
+                    parts[split] = _Part(f"{src} {split}", dataset)
     if not parts and not options.splits:
         raise UsageError(f"{src}: torchvision needs more than a name and a split for it; convert it from Python")
-    listed = (getattr(part.dataset, "classes", None) for part in parts.values())
+    listed = (getattr(part.samples, "classes", None) for part in parts.values())
     classes = next((list(classes) for classes in listed if classes), [])
     made = assemble("torchvision", parts, options, num_classes=len(classes) or None)
     if classes and len(classes) == len(made.class_ids):
@@ -145,39 +145,18 @@ def _line(error: Exception) -> str:
     return one_line(error).replace("download=True", "--download").rstrip(".") + "."
 
 
-class _Part:
-    """One split: a dataset and its labels, those of its list of them where the items agree with it."""
-
-    def __init__(self, name: str, dataset: Any) -> None:
-        self.name, self.dataset, self.column = name, dataset, LabelColumn()
-        try:
-            for listed in ("targets", "labels", "_labels"):
-                stated = getattr(dataset, listed, None)
-                if stated is not None and len(stated) == len(dataset) and len(dataset):
-                    labels = [int(label) for label in stated]
-                    if all(int(dataset[i][1]) == labels[i] for i in {0, len(dataset) - 1}):
-                        break
-            else:
-                labels = [int(dataset[i][1]) for i in range(len(dataset))]
-        except (TypeError, ValueError, RuntimeError, IndexError) as error:
-            raise UsageError(
-                f"{name}: its targets are no class numbers ({one_line(error)}); convert it from Python"
-            ) from None
-        for label in labels:
-            self.column.add(label)
-
-    def where(self, i: int) -> str:
-        return f"{self.name} {i}"
+class _Part(Part):
+    """One split; a dataset that holds all its images as one array is handed to workers as that."""
 
     def source(self, labels: np.ndarray) -> Source:
-        keys, images = numbered(len(self.dataset)), _one_array(self.dataset)
+        images = _one_array(self.samples)
         if images is None:
-            return LazySource(self.dataset, keys, labels)
+            return super().source(labels)
         count, size = len(images), images[0].size
         shape = np.zeros((count, 4), np.int32)
         shape[:, : images.ndim - 1] = images.shape[1:]
         payload = ByteStrings(images.reshape(-1), np.arange(count + 1, dtype=np.int64) * size)
-        return PackedSource(payload, np.full(count, _ARRAY, np.uint8), shape, keys, labels)
+        return PackedSource(payload, np.full(count, _ARRAY, np.uint8), shape, self.keys, labels)
 
 
 def _one_array(dataset: Any) -> np.ndarray | None:

@@ -1,5 +1,6 @@
 """Samples passed from Python."""
 
+import errno
 import io
 import subprocess
 import sys
@@ -298,11 +299,74 @@ def test_errors_while_a_lazy_sequence_reads():
     samples = Broken()
     source = only(samples)
     samples.ready = True
-    for error, reason in ((samples.error, "corrupt"), (FileNotFoundError(2, "No such file"), "missing")):
+    errors = {
+        samples.error: "corrupt",
+        FileNotFoundError(2, "No such file"): "missing",
+        KeyError("a bug"): "unreadable",
+    }
+    for error, reason in errors.items():
         samples.error = error
         with pytest.raises(BadSample) as caught:
             source.read(0)
         assert caught.value.reason == reason
-    samples.error = KeyError("a bug")
-    with pytest.raises(KeyError):
+    samples.error = OSError(errno.EMFILE, "Too many open files")  # the machine's fault, not the sample's
+    with pytest.raises(OSError, match="Too many"):
         source.read(0)
+
+
+class Labelled:
+    """A dataset as torch's are, that lists its labels; counts the items that are asked for."""
+
+    def __init__(self, labels, broken=(), **listed):
+        self.labels_inside, self.broken, self.asked = labels, broken, 0
+        vars(self).update(listed)
+
+    def __len__(self):
+        return len(self.labels_inside)
+
+    def __getitem__(self, i):
+        self.asked += 1
+        if i in self.broken:
+            raise RuntimeError("decoder\nfailed")
+        return COLOUR, self.labels_inside[i]
+
+
+LABELS = [i % 3 for i in range(20)]
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [{"targets": LABELS}, {"targets": np.array(LABELS)}, {"samples": [("x.jpg", label) for label in LABELS]}],
+)
+def test_listed_labels_are_taken_without_going_through_the_items(listed):
+    samples = Labelled(LABELS, **listed)
+    source = only(samples)
+    assert source.labels.tolist() == LABELS
+    assert [source.key(i) for i in (0, 19)] == [b"0", b"19"]
+    assert samples.asked <= 3
+
+
+@pytest.mark.parametrize("targets", [LABELS[:-1], LABELS[::-1], [0.5] * 20, 7, None, ["a"] * 20])
+def test_listed_labels_that_dont_agree_are_not_taken(targets):
+    assert only(Labelled(LABELS, targets=targets)).labels.tolist() == LABELS
+
+
+def test_items_that_raise_are_bad_samples(tmp_path):
+    for listed in ({}, {"targets": LABELS}):
+        report = convert(
+            Labelled(LABELS, broken=(0, 5), **listed), tmp_path / f"{len(listed)}.zarr", size=8, on_error="skip",
+            quiet=True, n_jobs=1, no_shuffle=True,
+        )  # fmt: skip
+        assert report.committed
+        stored = open_store(tmp_path / f"{len(listed)}.zarr")["train"]
+        assert np.asarray(stored.labels).tolist() == [-1 if i in (0, 5) else i % 3 for i in range(20)]
+        assert {bad["reason"] for bad in stored.attrs["bad_samples"]} == {"unreadable"}
+
+
+@pytest.mark.parametrize("label", [np.eye(2)[0], [0, 1], 1.0, {"boxes": []}, np.zeros(5000)])
+def test_labels_that_are_none_name_the_sample(label):
+    with pytest.raises(UsageError, match="sample 1 has the label ") as caught:
+        open_source([(COLOUR, 0), (COLOUR, label)])
+    assert len(str(caught.value)) < 250
+    assert only([(COLOUR, np.array([3]))]).labels.tolist() == [3]
+    assert "\n" not in str(caught.value)
