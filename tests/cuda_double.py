@@ -24,12 +24,12 @@ POISON = 0xEE
 
 
 class Stream:
-    """A queue of jobs; `done` of them have run."""
+    """A queue of jobs, of which `done` have run. `clock` is the simulated second at which the last one ended."""
 
     def __init__(self, double: Double, device: torch.device) -> None:
         self.double, self.device = double, device
-        self.jobs: list[Callable[[], Any]] = []
-        self.done = 0
+        self.jobs: list[tuple[Callable[[], Any], float, float]] = []  # work, when it was put here, seconds it takes
+        self.done, self.clock = 0, 0.0
         double.streams.append(self)
 
     def __enter__(self) -> None:
@@ -38,26 +38,36 @@ class Stream:
     def __exit__(self, *_: object) -> None:
         self.double.stack().pop()
 
+    def put(self, work: Callable[[], Any], seconds: float = 0.0) -> None:
+        with self.double.lock:
+            self.jobs.append((work, self.double.now, seconds))
+
     def wait_event(self, event: Event) -> None:
-        self.jobs.append(event.synchronize)
+        def wait() -> None:
+            event.synchronize()
+            self.clock = max(self.clock, event.reached)
+
+        self.put(wait)
 
     def advance(self, until: int) -> None:
         while self.done < until:
-            job = self.jobs[self.done]
+            work, put, seconds = self.jobs[self.done]
             self.done += 1
-            job()
+            self.clock = max(self.clock, put) + seconds
+            work()
 
 
 class Event:
-    """A place in a stream."""
+    """A place in a stream, and when the stream reached it."""
 
     def __init__(self, double: Double, enable_timing: bool) -> None:
         self.double, self.timed = double, enable_timing
         self.stream: Stream | None = None
-        self.place = 0
+        self.place, self.reached = 0, 0.0
 
     def record(self, stream: Stream) -> None:
         with self.double.lock:
+            stream.put(lambda: setattr(self, "reached", stream.clock))
             self.stream, self.place = stream, len(stream.jobs)
 
     def query(self) -> bool:
@@ -71,7 +81,7 @@ class Event:
     def elapsed_time(self, other: Event) -> float:
         assert self.timed
         assert other.timed
-        return 1.0
+        return 1000 * (other.reached - self.reached)
 
 
 class Double:
@@ -82,6 +92,7 @@ class Double:
 
     Attributes:
         faults: what real hardware would take silently: waits on pageable memory, contexts on another rank's device.
+        now: the host's clock in simulated seconds.
         allocated: bytes of device memory taken so far and never given back, as `torch.cuda.memory_reserved`.
     """
 
@@ -96,6 +107,7 @@ class Double:
         self.used_by: dict[int, set[Stream]] = defaultdict(set)
         self.pending: dict[int, list[tuple[Stream, int]]] = {}
         self.faults: set[str] = set()
+        self.now = 0.0
         self.allocated = 0
 
     def stack(self) -> list[Stream]:
@@ -144,7 +156,8 @@ class Double:
             def job() -> None:
                 block[:] = source.contiguous().view(-1).view(torch.uint8).numpy()
 
-            stream.jobs += [lambda: block.fill(POISON), job]
+            stream.put(lambda: block.fill(POISON))
+            stream.put(job)
         self.run()
         return target
 

@@ -233,7 +233,8 @@ class TrainingRun:
                         raise Stopped(self.signals.received, state.step)
 
             stopped = self._read_losses()
-            state.sums[2] += time.perf_counter() - mark  # until the device has done the last step
+            # until the device has done the last step, and knows how long it has waited
+            state.sums[2:] += time.perf_counter() - mark, loader.wait_seconds - waited
             figures = None if stopped else self.setup.evaluate(self.evaluated, lambda: bool(self.signals.received))
             if figures is not None:
                 self._finish_epoch(figures)

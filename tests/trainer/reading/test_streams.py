@@ -19,6 +19,7 @@ from stores import make_images, make_store
 from trainer import loader as loader_module
 from trainer.dataset import RankPartitionedDataset
 from trainer.reading import batch_pool, prefetcher
+from trainer.reading.waits import Waits
 
 NUM, BATCH, EPOCHS = 130, 8, 3
 IMAGES, LABELS = make_images(NUM, 6), np.arange(NUM) * 7 % 101
@@ -58,13 +59,11 @@ def train(store: Path, double: Double, threads: int = 2, epochs: int = EPOCHS) -
                 pixels = read(image, (BATCH, 6, 6, 3), np.uint8)
                 seen.append((slots, pixels, read(label, (BATCH,), np.int64)))
 
-            with double.lock:
-                stream.jobs.append(compute)
+            stream.put(compute)
             del images, labels
             double.run()
         with double.lock:
             stream.advance(len(stream.jobs))  # what an epoch's end waits for
-        assert loader.wait_seconds > 0
     loader.close()
     double.finish()
     gc.collect()
@@ -98,6 +97,20 @@ def test_pinned_memory_is_one_block_that_is_used_again(store, monkeypatch):
         train(store, double)
         pinned = [tensor.shape for tensor in double.pinned.values() if tensor.ndim == 5]
     assert pinned == [(4, BATCH, 6, 6, 3)]
+
+
+@pytest.mark.parametrize(("host", "step", "idle"), [(0.04, 0.01, 0.03), (0.004, 0.01, 0.0)])
+def test_only_the_devices_idle_time_counts_as_waiting(monkeypatch, host, step, idle):
+    with cuda_double(monkeypatch, seed=0) as double:
+        waits, stream = Waits(DEVICE), double.current_stream(DEVICE)
+        for _ in range(10):
+            with waits:
+                double.now += host  # the caller waits for a batch
+            stream.put(lambda: None, step)
+        assert waits.seconds() == 0  # nothing has run
+        double.finish()
+        assert waits.seconds() == pytest.approx(host + 9 * idle)
+        assert waits.seconds() == pytest.approx(host + 9 * idle)
 
 
 COPY = "images = memory.pinned[: len(slots)].to(device, non_blocking=True).permute(0, 3, 1, 2)"
