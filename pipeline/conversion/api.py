@@ -20,6 +20,7 @@ from pipeline.errors import UsageError
 from pipeline.image.resize import software_versions
 from pipeline.progress import say
 from pipeline.sources import open_source
+from pipeline.sources.detect import RECOGNISED_BY
 from pipeline.sources.ignored import describe as describe_ignored
 
 
@@ -52,8 +53,10 @@ def convert(src: Any, dst: str | os.PathLike[str], **options: Any) -> Report:
     )  # fmt: skip
     for name in found.splits:
         check_split_name(name)
-    ignored = describe_ignored(found.ignored)
-    lines = [f"ignored: {ignored}"] if ignored else []
+    how = "as --source says" if chosen.source else f"recognised by {RECOGNISED_BY.get(found.kind, 'the caller')}"
+    lines = [f"source: {found.kind}, {how}"]
+    if ignored := describe_ignored(found.ignored):
+        lines.append(f"ignored: {ignored}")
     lines += [f"note: {note}" for note in found.notes] + [f"warning: {warning}" for warning in found.warnings]
     for line in lines:
         say(line, quiet=quiet)
