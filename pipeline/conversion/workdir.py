@@ -26,6 +26,13 @@ from pipeline.errors import Error, UsageError
 from pipeline.store.atomic import remove_temps
 from pipeline.store.locks import flock
 
+NAME_BYTES, PATH_BYTES = 255, 4095
+"""The longest name and path that file systems take, in bytes."""
+LONGEST_ENDING = ".errors.jsonl.tmp-0123456789ab"
+"""The longest that is appended to the name of DST: the list of errors, while it is written."""
+LONGEST_BELOW = 400
+"""Bytes that paths in the work folder are longer than DST at most: a split's name and a temp file of a chunk."""
+
 _URL = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 
 
@@ -185,12 +192,22 @@ def store_paths(dst: str | os.PathLike[str], sizes: Sequence[int]) -> list[Path]
     if not text.strip() or text.endswith(".work") or not paths[0].name:
         raise UsageError(f"DST {text!r}: not a usable name for a store")
     for path in paths:
+        _check_length(path)
         if path.is_symlink() and not path.exists():
             raise UsageError(f"{path}: a link that leads nowhere; choose another DST")
         nearest = next(parent for parent in path.parents if parent.exists())
         if not nearest.is_dir():
             raise UsageError(f"{path}: {nearest} is not a folder; choose another DST")
     return paths
+
+
+def _check_length(path: Path) -> None:
+    """Raise UsageError where the names beside DST, or the paths in its work folder, would be too long to make."""
+    longest = max(len(os.fsencode(name)) for name in (*path.parent.parts, f"{path.name}{LONGEST_ENDING}"))
+    whole = len(os.fsencode(path)) + LONGEST_BELOW
+    for what, length, most in (("a name in it", longest, NAME_BYTES), ("the path", whole, PATH_BYTES)):
+        if length > most:
+            raise UsageError(f"{path}: {what} is {length - most} bytes too long; choose a shorter DST")
 
 
 def check_split_name(name: str) -> None:

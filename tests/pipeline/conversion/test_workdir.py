@@ -8,6 +8,7 @@ import pytest
 from folders import make_folder, tree
 
 from pipeline import convert
+from pipeline.conversion.workdir import Workspace, store_paths
 from pipeline.errors import UsageError
 
 
@@ -102,3 +103,16 @@ def test_the_wrong_flag_is_named(source: Path, tmp_path: Path, flags: dict[str, 
 
 def test_an_empty_src_is_not_the_current_folder(tmp_path: Path) -> None:
     assert "SRC is empty" in refusal("", tmp_path / "a.zarr")
+
+
+@pytest.mark.parametrize(
+    ("name", "works"),
+    [("n" * 225, True), ("n" * 226, False), ("é" * 113, False), ("n" * 256 + "/a", False), ("n/" * 1900 + "a", False)],
+)
+def test_names_that_would_be_too_long_are_refused_at_the_start(tmp_path: Path, name: str, works: bool) -> None:
+    if works:
+        (path,) = store_paths(tmp_path / name, [8])
+        Workspace(path).errors.with_name(f"{path.name}.errors.jsonl.tmp-0123456789ab").touch()
+    else:
+        with pytest.raises(UsageError, match="too long; choose a shorter DST"):
+            store_paths(tmp_path / name, [8])
