@@ -160,5 +160,10 @@ class Config:
         own = Stage(epoch=0, size=self.eval_size, crop=self.crop)
         return next((stage for stage in reversed(self.stages) if stage.epoch <= epoch), own)
 
+    @property
+    def final_crop(self) -> int | None:
+        """Side of evaluation's centre crop in pixels; None for whole images."""
+        return self.eval_crop or (self.stages[-1].crop if self.stages else self.crop)
+
     def store_path(self, size: int | None) -> str:
         return self.data.replace("{size}", str(size))

@@ -51,7 +51,7 @@ def evaluate(
     counts: list[torch.Tensor] = []  # per batch: loss, top-1, top-5, samples
     event: torch.Event | None = None
     for images, labels in loader:
-        x = transform.evaluation(images, loader.source_sizes)
+        x = transform.evaluation(images, loader.source_sizes if transform.stretched else None)
         with torch.autocast(device_type, torch.bfloat16, enabled=amp):
             logits = model(x).float()
             if flip:

@@ -78,7 +78,7 @@ class TrainingSetup:
         self.stages = config.stages or [config.stage(0)]
         self._crop_flag = "--stages: crop" if config.stages else "--crop"
         last = self.stages[-1]
-        crop = config.eval_crop or last.crop
+        crop = config.final_crop
         evaluated = open_store(config.store_path(config.eval_size or last.size))
         same = config.eval_only or config.eval_size in (None, last.size)
         store = evaluated if same else open_store(config.store_path(last.size))  # that one may hold val alone
@@ -87,12 +87,12 @@ class TrainingSetup:
         if store.class_ids != evaluated.class_ids:
             raise UsageError(f"{evaluated.path}: has other classes than {store.path}; convert both from one source")
         self.class_ids = store.class_ids
-        self.stretched = store.geometry["fit"] == "stretch"
+        self.stretched = is_stretched(store)
         if evaluated.geometry["fit"] != store.geometry["fit"]:
             raise UsageError(f"{evaluated.path}: made with another --fit than {store.path}; convert both alike")
         self._check_stretched(crop, int(evaluated.geometry["size"]))
         self.val = self._val(evaluated, crop, say)
-        self.transform = self._transform(store)
+        self.transform = device_transform(config, store, device)
         self.amp = config.amp if config.amp is not None else device.type != "cpu"
         torch.backends.cudnn.benchmark = True
         torch.manual_seed(config.seed)
@@ -140,28 +140,6 @@ class TrainingSetup:
         else:
             say(f"{store.path} has no split val: training without evaluation")
         return None
-
-    def _transform(self, store: Store) -> DeviceTransform:
-        config = self.config
-        if config.normalize == "imagenet":
-            mean, std = [*IMAGENET_MEAN], [*IMAGENET_STD]
-        elif "train" in store:
-            mean, std = store["train"].mean, store["train"].std
-        else:
-            raise UsageError(f"{store.path}: has no split train, whose mean and std --normalize store takes")
-        return DeviceTransform(
-            mean,
-            std,
-            device=self.device,
-            seed=config.seed,
-            flip=config.flip,
-            pad=config.pad,
-            min_area=config.rrc_scale if config.augment == "rrc" else None,
-            resample=config.resample,
-            stretched=self.stretched,
-            eval_resize=config.eval_resize,
-            eval_crop=config.eval_crop or self.stages[-1].crop,
-        )
 
     def loaders(self) -> list[Loader]:
         """A training loader for each stage; they hold no memory before they are iterated."""
@@ -211,6 +189,37 @@ class TrainingSetup:
         flip, threads = self.config.flip_eval, self.config.threads
         with closing(Loader(self.val, self.batching.batch_size, threads=threads, device=self.device)) as loader:
             return evaluate(model, loader, self.transform, self.ranks, amp=self.amp, flip=flip, stopped=stopped)
+
+
+def device_transform(config: Config, store: Store, device: torch.device) -> DeviceTransform:
+    """From the store's pixels to the model's, as the config says.
+
+    Raises:
+        UsageError: the store has no mean and std to normalise by.
+    """
+    if config.normalize == "imagenet":
+        mean, std = [*IMAGENET_MEAN], [*IMAGENET_STD]
+    elif "train" in store:
+        mean, std = store["train"].mean, store["train"].std
+    else:
+        raise UsageError(f"{store.path}: has no split train, whose mean and std --normalize store takes")
+    return DeviceTransform(
+        mean,
+        std,
+        device=device,
+        seed=config.seed,
+        flip=config.flip,
+        pad=config.pad,
+        min_area=config.rrc_scale if config.augment == "rrc" else None,
+        resample=config.resample,
+        stretched=is_stretched(store),
+        eval_resize=config.eval_resize,
+        eval_crop=config.final_crop,
+    )
+
+
+def is_stretched(store: Store) -> bool:
+    return bool(store.geometry["fit"] == "stretch")
 
 
 def _check_source_sizes(split: Split) -> None:

@@ -119,6 +119,11 @@ def merge_parts(folder: Path) -> None:
             )
 
 
+def train_own(folder: Path) -> None:
+    fields = f"{SMALL} --epochs 1 --data data/own-224.zarr --out runs/own"
+    subprocess.run([sys.executable, "trainer/main.py", *shlex.split(fields)], cwd=folder, check=True)
+
+
 SERVERS = {
     "tcp://HOST:8786": "from distributed import LocalCluster\n"
     "print(LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None).scheduler_address, flush=True)",
@@ -203,6 +208,9 @@ SCENARIOS = [
         slow=True,
         flags=f"{RUN} --model resnet18 --crop 32 --eval-crop 32",  # torchvision has weights for it
         replaced={"--nproc-per-node=2": "--nproc-per-node=1", "--nproc-per-node=8": "--nproc-per-node=2"},
+    ),
+    Scenario(
+        ("docs/training.md: Using the weights",), given=("data/own-224.zarr",), before={"trainer.predict": train_own}
     ),
     Scenario(("docs/training.md: A val split of your own",), before={"--val-fraction": renamed("two-folders.zarr")}),
     Scenario(
@@ -387,6 +395,7 @@ OUTCOMES = {
     "trainer/main.py .*--eval-only": r"on \d+ samples: loss .*, top-1 ",
     "trainer/main.py .*--resume": r"(?s)resuming from \S+: [1-9].*output in (?P<run>\S+)",
     "trainer/main.py ": r"output in (?P<run>\S+)",
+    "trainer.predict ": r"(?m)^photos/cat/000.jpg: .*cat \d",
     "trainer.report ": r"(?m)^(?P<page>\S+\.html)$",
     "pipeline report ": r"(?m)^(?P<page>\S+\.html)$",
     "pipeline convert .*--dry-run": "bytes",

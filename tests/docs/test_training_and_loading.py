@@ -10,12 +10,10 @@ import torch
 import yaml
 from documents import ROOT, blocks, run
 from folders import make_folder
-from training_runs import run_here
 
 from pipeline import convert, open_store
 from trainer.dataset import RankPartitionedDataset
 from trainer.loader import Loader
-from trainer.models import build_model
 
 TRAINING, LOADING = ROOT / "docs" / "training.md", ROOT / "docs" / "loading.md"
 
@@ -45,25 +43,6 @@ def test_two_folders_into_one_store(photos: Path) -> None:
     store = open_store("own.zarr")
     assert store["train"].num_valid == 140
     assert store["val"].labels.tolist() == [1] * 5
-
-
-def test_a_file_is_classified_as_evaluation_does(photos: Path) -> None:
-    (predict,) = blocks(TRAINING, "python")
-    convert("photos", "data/own.zarr", size=40, n_jobs=1, quiet=True)
-    assert run_here(data="data/own.zarr", out="runs/own", model="resnet_small", crop=33, epochs=1, ema=0.5) == 0
-    lines = run(predict, photos).splitlines()
-
-    split = open_store("data/own.zarr")["train"]
-    slot = next(i for i in range(140) if split.key(i) == b"cat/000.jpg")
-    data = RankPartitionedDataset("data/own.zarr", "train", crop=33, train=False)
-    pixels = data[slot][0] / 255
-    normal = (pixels - torch.tensor(split.mean).view(3, 1, 1)) / torch.tensor(split.std).view(3, 1, 1)
-    model = build_model("resnet_small", 2, 33)
-    model.load_state_dict(torch.load("runs/own/best.pt"))
-    with torch.inference_mode():
-        shares = model.eval()(normal[None]).softmax(1)[0].tolist()
-    wanted = sorted(zip(shares, ["cat", "dog"], strict=True), reverse=True)
-    assert lines == [f"{name}: {share:.4f}" for share, name in wanted]
 
 
 def test_both_ways_of_loading(photos: Path) -> None:

@@ -1,0 +1,198 @@
+"""What images show, by the weights of a run: `python -m trainer.predict RUN IMAGE... [--top K] [--json]`.
+
+An image goes the way that evaluation's images went: decoded and resized as the run's store was made, cut and normalised
+as the run evaluates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pipeline.errors import BAD_SAMPLE_REASONS, BadSample, Error, UsageError
+from pipeline.image.decode import decode_into
+from pipeline.store.geometry import Geometry
+from pipeline.store.reader import open_store
+from pipeline.text import as_text, one_line, printable
+from trainer.augment import DeviceTransform
+from trainer.flags import parse
+from trainer.models import build_model, load_weights, read_weights
+from trainer.order import centre_offsets
+from trainer.ranks import Ranks
+from trainer.report.records import CONFIG
+from trainer.setup import device_transform
+
+BATCH = 64
+"""Images that go through the model together."""
+
+
+class Square(NamedTuple):
+    """One image as the store would hold it: its name, uint8 (S, S, C), and its height and width before."""
+
+    name: str
+    pixels: np.ndarray
+    source_size: tuple[int, int]
+
+
+@dataclass
+class Predictor:
+    """A run's model with all that its images need.
+
+    Attributes:
+        crop: side of the centre crop in pixels; None for whole images.
+        flip: average the logits of each image and its mirror image, as the run's evaluation does.
+    """
+
+    model: nn.Module
+    transform: DeviceTransform
+    geometry: Geometry
+    class_ids: list[str]
+    class_names: list[str]
+    crop: int | None
+    flip: bool
+    device: torch.device
+
+    @classmethod
+    def of_run(cls, run: Path, data: str | None = None, weights: Path | None = None) -> Predictor:
+        """From a run's folder: its `config.yaml`, its `best.pt` or `last.pt`, and its store's metadata.
+
+        Args:
+            data: the store where it has moved; otherwise the config's.
+            weights: another file of weights.
+
+        Raises:
+            UsageError, StoreError: what is missing there.
+        """
+        if not (run / CONFIG).is_file():
+            raise UsageError(f"{run}: no run's folder, it has no {CONFIG}; give the --out of a training")
+        config = parse([f"--config={run / CONFIG}", *([f"--data={data}"] if data else [])])
+        store = open_store(config.store_path(config.eval_size or (config.stages or [config.stage(0)])[-1].size))
+        files = [weights] if weights else [run / "best.pt", run / "last.pt"]
+        file = next((file for file in files if file.is_file()), None)
+        if file is None:
+            raise UsageError(f"{files[-1]}: no such file of weights; train first, or give --weights")
+        geometry, device = Geometry(**store.geometry), Ranks().device(config.device)
+        model = build_model(config.model, len(store.class_ids), config.final_crop or geometry.size)
+        load_weights(model, read_weights(str(file), config.model), str(file), new_head=False)
+        model = model.to(device).to(memory_format=torch.channels_last).eval()
+        transform = device_transform(config, store, device)
+        names = list(store.class_names) or list(store.class_ids)
+        crop = None if transform.stretched else config.final_crop
+        return cls(model, transform, geometry, list(store.class_ids), names, crop, config.flip_eval, device)
+
+    def square(self, name: str, data: bytes) -> Square:
+        """An encoded image as the store would hold it.
+
+        Raises:
+            BadSample: it can't be read.
+        """
+        pixels = np.empty(self.geometry.image_shape, np.uint8)
+        decoded = decode_into(data, [self.geometry], [pixels])
+        return Square(name, pixels, (decoded.height, decoded.width))
+
+    @torch.inference_mode()
+    def probabilities(self, squares: Sequence[Square]) -> Tensor:
+        """float32 (n, classes) on the CPU."""
+        images = np.stack([square.pixels for square in squares])  # (n, S, S, C)
+        if self.crop:
+            side = self.crop
+            rows, columns = centre_offsets(1, (images.shape[1] - side, images.shape[2] - side))
+            images = images[:, rows[0] : rows[0] + side, columns[0] : columns[0] + side]
+        batch = torch.from_numpy(np.ascontiguousarray(images)).permute(0, 3, 1, 2).to(self.device)
+        x = self.transform.evaluation(batch, np.array([square.source_size for square in squares]))
+        logits = self.model(x).float()
+        if self.flip:
+            logits = (logits + self.model(x.flip(3)).float()) / 2
+        return logits.softmax(1).cpu()
+
+
+def read_squares(predictor: Predictor, paths: Sequence[str], failed: list[str]) -> Iterator[Square]:
+    """The images of files and of a store's splits, one after the other; those that can't be read go to `failed`."""
+    for path in paths:
+        if (Path(path) / "zarr.json").is_file():
+            split = open_store(Path(path).parent)[Path(path).name]
+            if split.image_shape != predictor.geometry.image_shape:
+                wanted = predictor.geometry.image_shape
+                raise UsageError(f"{path}: its images are {split.image_shape}, the run's {wanted}; give another split")
+            for slot in split.valid_slots.tolist():
+                height, width = split.source_size[slot].tolist()
+                yield Square(as_text(split.key(slot)), split.image(slot), (height, width))
+            continue
+        try:
+            yield predictor.square(path, Path(path).read_bytes())
+        except OSError as error:
+            failed.append(f"{path}: {error.strerror}")
+        except BadSample as error:
+            failed.append(f"{path}: {BAD_SAMPLE_REASONS[error.reason]} ({error.detail or error.reason})")
+
+
+def batches(squares: Iterator[Square]) -> Iterator[list[Square]]:
+    batch: list[Square] = []
+    for square in squares:
+        batch.append(square)
+        if len(batch) == BATCH:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def predict(options: argparse.Namespace) -> list[str]:
+    """Print each image's likeliest classes; returns a line for each image that can't be read."""
+    predictor = Predictor.of_run(options.run, options.data, options.weights)
+    failed: list[str] = []
+    for batch in batches(read_squares(predictor, options.image, failed)):
+        best = predictor.probabilities(batch).topk(min(options.top, len(predictor.class_ids)))
+        for square, values, labels in zip(batch, best.values.tolist(), best.indices.tolist(), strict=True):
+            found = [
+                {"id": predictor.class_ids[i], "name": predictor.class_names[i], "probability": value}
+                for value, i in zip(values, labels, strict=True)
+            ]
+            line: dict[str, Any] = {"image": square.name, "classes": found}
+            named = ", ".join(f"{item['name']} {item['probability']:.1%}" for item in found)
+            text = json.dumps(line) if options.json else printable(f"{square.name}: {named}")
+            sys.stdout.write(text + "\n")
+    return failed
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code: 0, 1 (an image that can't be read, a damaged store) or 2 (wrong use)."""
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.predict",
+        description="Say what images show, by the weights of a run.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder, the --out of a training")
+    parser.add_argument("image", nargs="+", metavar="IMAGE", help="an image file, or a split of a store (x.zarr/val)")
+    parser.add_argument("--top", type=int, default=5, metavar="K", help="the K likeliest classes (default: 5)")
+    parser.add_argument("--json", action="store_true", help="one line of JSON for each image")
+    parser.add_argument("--data", help="the run's store, where it has moved")
+    parser.add_argument("--weights", type=Path, help="weights other than RUN/best.pt")
+    try:
+        options = parser.parse_args(argv)
+        if options.top < 1:
+            raise UsageError(f"--top {options.top}: must be at least 1")
+        failed = predict(options)
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    except KeyboardInterrupt:
+        return 130
+    except Error as error:
+        sys.stderr.write(printable(f"predict: {one_line(error)}") + "\n")
+        return error.exit_code
+    for line in failed:
+        sys.stderr.write(printable(f"predict: {one_line(line)}") + "\n")
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
