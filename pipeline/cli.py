@@ -26,7 +26,7 @@ NO_READER = 141  # 128 + SIGPIPE
 
 
 def _out(text: str) -> None:
-    sys.stdout.write(text + "\n")
+    sys.stdout.write(printable(text, keep="\n") + "\n")
 
 
 def _show(args: Namespace, value: dict[str, Any], text: Callable[[dict[str, Any]], str]) -> None:
@@ -40,7 +40,7 @@ def _run_convert(args: Namespace) -> None:
     report = convert(args.src, args.dst, **options)
     if not args.quiet and not options.get("dry_run"):
         for store in report.stores:
-            _out(f"{store}: {', '.join(report.committed) or 'nothing committed yet'}")
+            _out(printable(f"{store}: {', '.join(report.committed) or 'nothing committed yet'}"))
 
 
 def _options(args: Namespace) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def _run_commit(args: Namespace) -> None:
 
     report = commit(args.dst, on_error=args.on_error, quiet=args.quiet)
     if not args.quiet:
-        _out(f"{report.stores[0]}: {', '.join(report.committed)}")
+        _out(printable(f"{report.stores[0]}: {', '.join(report.committed)}"))
 
 
 def _run_info(args: Namespace) -> None:
@@ -80,7 +80,7 @@ def _run_copy(args: Namespace) -> None:
 def _run_report(args: Namespace) -> None:
     from pipeline.commands.report import write_report
 
-    _out(str(write_report(args.store, args.out)))
+    _out(printable(str(write_report(args.store, args.out))))
 
 
 def _run_bench(args: Namespace) -> None:

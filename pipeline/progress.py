@@ -29,13 +29,13 @@ class Progress:
     """
 
     def __init__(self, label: str, total: int, image_bytes: int, *, quiet: bool = False) -> None:
-        self.label, self.total, self.image_bytes = label, total, image_bytes
+        self.label, self.total, self.image_bytes = printable(label), total, image_bytes
         self.done = 0
         self.start = self.last_line = time.monotonic()
         self.lines = not quiet and not sys.stderr.isatty()
         disable = quiet or self.lines
         self.bar = tqdm(
-            total=total, desc=label, unit="img", smoothing=0.05, disable=disable, file=sys.stderr, leave=False
+            total=total, desc=self.label, unit="img", smoothing=0.05, disable=disable, file=sys.stderr, leave=False
         )
 
     def advance(self, num_images: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from pipeline import __version__
 from pipeline.image.resize import resizer, software_versions
 from pipeline.store.reader import Store
-from pipeline.text import counted
+from pipeline.text import counted, printable
 
 
 def software_info() -> dict[str, Any]:
@@ -94,4 +94,4 @@ def store_text(info: dict[str, Any]) -> str:
             f"  mean, std {mean}; {std}",
             f"  resizer  {split['resizer']}",
         ]
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))

@@ -20,7 +20,7 @@ from pipeline.store.format import BAD_LABEL, SMALL_ARRAYS, SplitArrays, chunk_na
 from pipeline.store.integrity import altered_arrays, check_chunk, inconsistent_arrays, read_arrays
 from pipeline.store.reader import Split, Store
 from pipeline.store.writer import channel_statistics, known_codecs
-from pipeline.text import counted, one_line
+from pipeline.text import counted, one_line, printable
 
 
 def verify(
@@ -192,7 +192,7 @@ def result_text(result: dict[str, Any]) -> str:
         lines.append(f"{name}: {samples} ({split['num_valid']:,} valid) in {chunks}{compared}")
     verdict = "every check passed" if result["ok"] else counted(len(result["problems"]), "problem")
     lines.append(f"{result['store']}: {verdict}")
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
 
 
 def check(result: dict[str, Any]) -> None:

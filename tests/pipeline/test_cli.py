@@ -334,3 +334,26 @@ def test_every_option_is_a_flag_and_a_keyword(tmp_path: Path) -> None:
         convert(samples, tmp_path / "c.zarr", size="8")
     with pytest.raises(TypeError, match="sise"):
         convert(samples, tmp_path / "c.zarr", sise=8)
+
+
+def test_names_from_elsewhere_never_steer_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Class names, keys and the store's own path with escape codes, a bell and a newline: all that is said of them."""
+    odd = "a\x1b[2J\x07\nb\u202e"
+    source = make_folder(tmp_path / odd / "source", {odd: {"c": 3, odd: 3}})
+    (source / odd / odd / "001.jpg").write_bytes(b"")
+    store = tmp_path / odd / f"{odd}.zarr"
+    convert_it = ["convert", str(source), str(store), "--size", "8", "--n-jobs", "1", "--verbose"]
+    assert main(convert_it) == 1
+    assert main([*convert_it, "--on-error", "skip"]) == 0
+    assert main(["info", str(store)]) == 0
+    assert main(["info", str(store), "--json"]) == 0
+    assert main(["verify", str(store), "--against", str(source)]) == 0
+    next((source / odd / odd).glob("*0.jpg")).unlink()
+    assert main(["verify", str(store), "--against", str(source)]) == 1
+    assert main(["report", str(store)]) == 0
+    assert main(["copy", str(store), f"{store}.copy"]) == 0
+    assert main(["copy", str(store), f"{store}.copy"]) == 2
+    output = capsys.readouterr()
+    for text in (output.out, output.err):
+        assert set("\x1b\x07\u202e").isdisjoint(text)
+    assert not [line for line in (output.out + output.err).splitlines() if line.startswith("b\\u202e")]
