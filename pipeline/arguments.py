@@ -19,14 +19,8 @@ from pipeline.text import one_line
 
 PROG = "python -m pipeline"
 
-_FILES = {  # the value of `shtab.FILE`, which needn't be installed
-    "bash": "_shtab_compgen_files",
-    "zsh": "_files",
-    "tcsh": "f",
-    "fish": "(__fish_complete_path (commandline -ct))",
-    "powershell": "_shtab_powershell_compgen_files",
-}
-
+_FILES: dict[str, Any] = {}
+"""How shells complete a path; filled when a script for them is printed."""
 
 TRAINER = {
     "train": ("trainer.main", "Train a classifier on a store."),
@@ -70,6 +64,7 @@ class _PrintCompletion(argparse.Action):
             import shtab
         except ImportError:
             raise UsageError(f"{option}: completion for shells needs a package: pip install shtab") from None
+        _FILES.update(shtab.FILE)
         print(shtab.complete(parser, value.removeprefix("shtab-")))  # noqa: T201
         parser.exit()
 

@@ -97,6 +97,8 @@ class ConvertOptions:
             value, choices = getattr(self, item.name), item.metadata.get("choices", ())
             if item.type in ("int", "int | None") and value is not None:
                 setattr(self, item.name, _whole_numbers(item.name, value)[0])
+            elif item.type in ("bool", "float", "float | None") and value is not None:
+                setattr(self, item.name, bool(value) if item.type == "bool" else _number(item.name, value))
             elif choices and item.name != "source" and value not in choices:
                 raise _wrong(item.name, value, f"one of {', '.join(choices)}")
         for name, good, wanted in (
@@ -135,6 +137,13 @@ def _whole_numbers(name: str, value: Any) -> list[int]:
         return sorted({operator.index(one) for one in (value if several else [value])})
     except TypeError:
         raise _wrong(name, value, "a whole number") from None
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise _wrong(name, value, "a number") from None
 
 
 def _wrong(name: str, value: object, wanted: str) -> UsageError:

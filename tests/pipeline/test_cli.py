@@ -325,11 +325,16 @@ def test_every_option_is_a_flag_and_a_keyword(tmp_path: Path) -> None:
             seed=number(3),
             max_pixels=number(99),
             limit_per_class=number(2),
+            val_per_class=number(1),
+            val_fraction=np.float32(0.125) if name == "b" else 0.125,
+            exif_transpose=np.bool_(True) if name == "b" else True,
             quiet=True,
         )
     assert same_tree(tmp_path / "a-4.zarr", tmp_path / "b-4.zarr")
     with pytest.raises(UsageError, match="--seed 1.5: must be a whole number"):
         convert(samples, tmp_path / "c.zarr", seed=1.5)
+    with pytest.raises(UsageError, match="--chunk-mb big: must be a number"):
+        convert(samples, tmp_path / "c.zarr", chunk_mb="big")
     with pytest.raises(UsageError, match="--size 8: must be a whole number"):
         convert(samples, tmp_path / "c.zarr", size="8")
     with pytest.raises(TypeError, match="sise"):
