@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pipeline.arguments import PROG, TRAINER, parse
+from pipeline.conversion.names import store_paths
 from pipeline.conversion.options import ConvertOptions
-from pipeline.conversion.workdir import Workspace, store_paths
+from pipeline.conversion.workdir import Workspace
 from pipeline.errors import Error, UsageError
 from pipeline.text import are, counted, one_line, printable
 

@@ -50,6 +50,7 @@ BAD_SAMPLE_REASONS = {
     "truncated": "the image data ends too early",
     "corrupt": "the image data is damaged",
     "too-large": "more pixels than --max-pixels allows",
+    "crashed-decoder": "the process that decoded it died, twice",
     "unsupported": "a format or pixel mode that can't be converted to 8-bit RGB",
     "bad-shape": "an array that isn't uint8 (or uint16) of shape (H, W), (H, W, 1), (H, W, 3) or (H, W, 4)",
 }

@@ -11,11 +11,12 @@ from typing import Any
 
 from pipeline.conversion.backends import backend
 from pipeline.conversion.commit import Report, folder_errors
+from pipeline.conversion.names import check_split_name, store_paths
 from pipeline.conversion.options import ConvertOptions
 from pipeline.conversion.plan import make_plan
 from pipeline.conversion.preflight import describe, estimate
 from pipeline.conversion.run import Conversion
-from pipeline.conversion.workdir import Workspace, check_split_name, store_paths
+from pipeline.conversion.workdir import Workspace
 from pipeline.errors import UsageError
 from pipeline.image.resize import software_versions
 from pipeline.progress import say
@@ -81,7 +82,7 @@ def convert(src: Any, dst: str | os.PathLike[str], **options: Any) -> Report:
     if chosen.dry_run:
         estimate(plans, geometries, chosen.decode, chosen.n_jobs, quiet=quiet)
         return Report(stores)
-    with folder_errors(), backend(chosen.backend, chosen.scheduler):
+    with folder_errors(workspaces[0].path), backend(chosen.backend, chosen.scheduler):
         return job.run(chosen.backend, chosen.n_jobs, chosen.on_error, chosen.overwrite)
 
 

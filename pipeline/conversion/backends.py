@@ -23,8 +23,14 @@ PARENT_POLL_SECONDS = 0.5
 CONNECT_SECONDS = 8
 HTTP2_START = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
 """What a gRPC client, such as Ray's, sends first: the preface and empty settings."""
+WORKER_DEATHS = {"TerminatedWorkerError", "KilledWorker", "WorkerCrashedError", "RayActorError"}
+"""Names of what loky, Dask and Ray raise when a worker died; only the first is a package that is always there."""
 Job = TypeVar("Job")
 Result = TypeVar("Result")
+
+
+class WorkerDiedError(Error):
+    """A worker process ended while it had a job."""
 
 
 @contextlib.contextmanager
@@ -155,7 +161,7 @@ def run_jobs(name: str, n_jobs: int, function: Callable[[Job], Result], jobs: Se
         jobs: what to do.
 
     Raises:
-        Error: a worker died; results that came before stay valid.
+        WorkerDiedError: a worker died; results that came before stay valid.
         Exception: whatever a job raised.
     """
     if name == "loky":
@@ -168,8 +174,16 @@ def run_jobs(name: str, n_jobs: int, function: Callable[[Job], Result], jobs: Se
         with _interrupts_wait() if name == "loky" and n_jobs != 1 else contextlib.nullcontext():
             results = parallel(joblib.delayed(function)(job) for job in jobs)
         yield from results
-    except joblib.externals.loky.process_executor.TerminatedWorkerError:
-        raise Error(
+    except Exception as error:
+        if WORKER_DEATHS.isdisjoint(kind.__name__ for kind in type(error).__mro__):
+            raise
+        raise WorkerDiedError(
             "a worker process died (killed, or out of memory?); rerun the same command to go on, with fewer --n-jobs "
             "if memory is short"
         ) from None
+
+
+def stop_workers(name: str) -> None:
+    """End loky's idle workers, which would otherwise wait for more jobs for a while."""
+    if name == "loky":
+        joblib.externals.loky.get_reusable_executor(reuse=True).shutdown(wait=True)

@@ -19,7 +19,6 @@ from pipeline.conversion.destination import write_root
 from pipeline.conversion.receipts import Receipts
 from pipeline.conversion.workdir import Workspace
 from pipeline.errors import BAD_SAMPLE_REASONS, Error, UsageError
-from pipeline.image.resize import resizer
 from pipeline.progress import say
 from pipeline.sources.byte_strings import ByteStrings
 from pipeline.store.atomic import write_bytes
@@ -118,7 +117,7 @@ class StagedSplit:
             "source_modes": receipts.modes,
             "decoder_warnings": receipts.warnings,
             "software": identity["software"],
-            "resizer": resizer(),
+            "resizer": identity["software"]["resizer"],  # that of the workers, not of this machine
         }
         self._clear()
         write_split(
@@ -203,12 +202,13 @@ def publish_split(stores: Sequence[StagedSplit], report: Report, *, quiet: bool)
 
 
 @contextlib.contextmanager
-def folder_errors() -> Iterator[None]:
-    """Turn what the file system says about the destination into one line."""
+def folder_errors(folder: Path) -> Iterator[None]:
+    """Turn what the file system says into one line, about this folder where it names no file."""
     try:
         yield
     except OSError as error:
-        raise Error(f"{error.filename}: {error.strerror}; mend that and rerun the same command to go on") from error
+        where, what = error.filename or folder, error.strerror or error
+        raise Error(f"{where}: {what}; mend that and rerun the same command to go on") from error
 
 
 def commit(dst: str | os.PathLike[str], *, on_error: str = "stop", quiet: bool = False) -> Report:
@@ -223,8 +223,10 @@ def commit(dst: str | os.PathLike[str], *, on_error: str = "stop", quiet: bool =
     if not workspace.path.exists():
         raise UsageError(f"{workspace.path}: nothing to commit there (no unfinished conversion)")
     report = Report([workspace.dst])
-    with folder_errors(), workspace.committing():
+    with folder_errors(workspace.path), workspace.hold(shared=True, needs_locks=False), workspace.committing():
         staged = [StagedSplit(workspace, split) for split in workspace.begun()]
+        if not staged:
+            raise UsageError(f"{workspace.path}: nothing to commit there (all splits are committed)")
         for split in staged:
             if split.receipts.missing:
                 raise Error(f"{workspace.dst}: {split.split}: {_name_missing(split, workspace.part_count())}")
@@ -233,8 +235,6 @@ def commit(dst: str | os.PathLike[str], *, on_error: str = "stop", quiet: bool =
         for split in staged:
             publish_split([split], report, quiet=quiet)
             say(f"{split.split}: committed", quiet=quiet)
-    with workspace.run(None):
-        pass
     return report
 
 

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import zarr
 
-from pipeline.conversion.plan import first_difference
+from pipeline.conversion.plan import SplitPlan, check_same_software, first_difference
+from pipeline.conversion.preflight import check_space, needs
 from pipeline.conversion.workdir import Workspace
 from pipeline.errors import Error, StoreNotFoundError, UsageError
 from pipeline.store.atomic import fsync_dir
-from pipeline.store.format import FORMAT_NAME
-from pipeline.store.reader import Store, open_store
+from pipeline.store.format import FORMAT_NAME, SMALL_ARRAYS
+from pipeline.store.geometry import Geometry
+from pipeline.store.reader import open_store
 from pipeline.store.writer import write_group
 from pipeline.text import counted
+
+SPLIT_ENTRIES = ("zarr.json", "images", *SMALL_ARRAYS, ".")
+"""How the names begin of all that a split's folder may hold, hidden files of the system included."""
 
 
 def check_parent(dst: Path) -> None:
@@ -79,10 +85,10 @@ def _root_fields(attributes: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def write_root(workspace: Workspace, attributes: dict[str, Any]) -> None:
-    """Write the root group unless it is there."""
-    dst, made = workspace.dst, workspace.path / "root"
-    if (dst / "zarr.json").exists():
+def write_root(workspace: Workspace, attributes: dict[str, Any], *, replace: bool = False) -> None:
+    """Write the root group unless it is there, or even then."""
+    dst, made = workspace.dst, workspace.path / ".root"  # no split's name begins so
+    if (dst / "zarr.json").exists() and not replace:
         return
     shutil.rmtree(made, ignore_errors=True)
     write_group(zarr.storage.LocalStore(made), "", attributes)
@@ -95,43 +101,92 @@ def write_root(workspace: Workspace, attributes: dict[str, Any]) -> None:
     fsync_dir(dst.parent)
 
 
-def remove_store(workspace: Workspace, splits: Collection[str], attributes: dict[str, Any]) -> None:
-    """For `--overwrite` delete a store, or only these splits where it has others, too.
-
-    A kill leaves no half of one: each is moved away before it is deleted.
-
-    Args:
-        workspace: the store's.
-        splits: those that are converted anew.
-        attributes: of the root group that they will have.
+def check_rename(workspace: Workspace) -> None:
+    """Check that what the work folder holds can be renamed into DST: it can't be where DST is mounted, or a link.
 
     Raises:
-        UsageError: it is no store: nothing is deleted.
-        Error: it has other splits, of another geometry or other classes: nothing is deleted.
+        UsageError: DST is on another file system than the folder that it lies in.
     """
-    path = workspace.dst
-    if not path.exists():
-        return
-    if path.is_symlink():
-        raise UsageError(f"{path}: a link, through which --overwrite deletes nothing; give {path.resolve()} as DST")
-    if not path.is_dir():
-        raise UsageError(f"{path}: exists and is not a folder; choose another DST")
-    doomed = [path]
-    if any(path.iterdir()):
-        try:
-            present = Store(path).splits
-        except StoreNotFoundError:
+    try:  # of a name that doesn't exist: the system compares the file systems first
+        os.rename(workspace.path / ".nothing", workspace.dst / ".nothing")
+    except OSError as error:
+        if error.errno == errno.EXDEV:
             raise UsageError(
-                f"{path}: not an {FORMAT_NAME} store, so --overwrite doesn't delete it; choose another DST"
+                f"{workspace.dst}: on another file system than {workspace.path}; give a folder inside of it as DST, "
+                f"such as {workspace.dst.resolve() / 'store.zarr'}"
             ) from None
-        except Error:
-            present = []  # damaged
-        if not set(present) <= set(splits):
-            check_root(path, attributes)
-            doomed = [path / split for split in splits if (path / split).exists()]
-    removed = workspace.path / "overwritten"
-    for folder in doomed:
-        shutil.rmtree(removed, ignore_errors=True)
+
+
+def overwrite_splits(
+    plans: Sequence[SplitPlan], stores: Sequence[tuple[Workspace, Geometry]], roots: Sequence[dict[str, Any]]
+) -> None:
+    """For `--overwrite` delete the splits of these plans in all stores, and unfinished work on them.
+
+    Nothing is deleted unless everything can be, and there is room for what is to come.
+
+    Raises:
+        UsageError: there is something else than a store, or a split's folder holds foreign files.
+        Error: a store has other splits, of another geometry, other classes or software; or there is too little room.
+    """
+    splits = [plan.split for plan in plans]
+    others = [
+        _check_overwrite(workspace.dst, splits, root, plans[0].software)
+        for (workspace, _), root in zip(stores, roots, strict=True)
+    ]
+    check_space(needs(plans, stores, overwrite=True))
+    for (workspace, _), root, kept in zip(stores, roots, others, strict=True):
+        for split in splits:
+            _delete(workspace.dst / split, workspace.path / ".overwritten")
+            shutil.rmtree(workspace.split(split).path, ignore_errors=True)
+        if not kept and workspace.dst.exists():
+            if os.listdir(workspace.dst) == ["zarr.json"]:
+                _delete(workspace.dst, workspace.path / ".overwritten")
+            else:  # foreign files stay, in a store without splits
+                write_root(workspace, root, replace=True)
+
+
+def _check_overwrite(dst: Path, splits: Sequence[str], root: dict[str, Any], software: dict[str, str]) -> list[str]:
+    """Raise unless these splits of a store may be deleted; returns the names of the store's other splits."""
+    if dst.is_symlink():
+        raise UsageError(f"{dst}: a link, through which --overwrite deletes nothing; give {dst.resolve()} as DST")
+    if dst.exists() and not dst.is_dir():
+        raise UsageError(f"{dst}: exists and is not a folder; choose another DST")
+    if not dst.exists() or not any(dst.iterdir()):
+        return []
+    others = sorted(path.name for path in dst.iterdir() if path.name not in splits and _is_split(path))
+    damage = ""
+    try:
+        store = open_store(dst)
+    except StoreNotFoundError:
+        raise UsageError(
+            f"{dst}: not an {FORMAT_NAME} store, so --overwrite deletes nothing there; choose another DST"
+        ) from None
+    except Error as error:
+        damage = str(error)
+    if others and damage:
+        raise Error(f"{dst}: --overwrite deletes nothing here, as {', '.join(others)} would be lost: {damage}")
+    if others:
+        check_root(dst, root)
+        check_same_software(store, others, software)
+    for split in splits:
+        for folder, known in ((dst / split, SPLIT_ENTRIES), (dst / split / "images", ("zarr.json", "c."))):
+            if folder.is_symlink() or folder.is_file():
+                raise UsageError(f"{folder}: no conversion wrote that; move it away, or choose another DST")
+            for entry in folder.iterdir() if folder.exists() else ():
+                if not entry.name.startswith(known):
+                    raise UsageError(f"{entry}: no conversion wrote that; move it away, or choose another DST")
+    return others
+
+
+def _is_split(path: Path) -> bool:
+    """True also where its metadata is gone."""
+    return (path / "zarr.json").exists() or (path / "images").exists()
+
+
+def _delete(folder: Path, away: Path) -> None:
+    """Delete a folder. A kill leaves no half of it: it is moved away first."""
+    shutil.rmtree(away, ignore_errors=True)
+    if folder.exists():
         with contextlib.suppress(OSError):  # such as of a mount point
-            folder = folder.rename(removed)
+            folder = folder.rename(away)
         shutil.rmtree(folder)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.conversion.backends import BACKENDS
-from pipeline.conversion.workdir import Part
+from pipeline.conversion.names import Part
 from pipeline.errors import UsageError
 from pipeline.image.decode import DecodeOptions
 from pipeline.sources import SOURCE_KINDS, ValSplit

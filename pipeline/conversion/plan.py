@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from pipeline.conversion.workdir import SplitWork
-from pipeline.errors import Error
+from pipeline.errors import Error, StoreError
 from pipeline.sources.base import Source
 from pipeline.sources.byte_strings import ByteStrings
 from pipeline.store.atomic import atomic_file, write_json
@@ -115,7 +115,7 @@ class SplitPlan:
             **({"blocks": self.blocks} if self.blocks else {}),
         }
 
-    def save(self, work: SplitWork, geometry: Geometry, class_ids: Sequence[str]) -> None:
+    def save(self, work: SplitWork, geometry: Geometry, class_ids: Sequence[str], run_name: str) -> None:
         """Write plan.json and samples.npz, or check that those of an earlier run say the same.
 
         Raises:
@@ -136,9 +136,9 @@ class SplitPlan:
                     "command, or add --overwrite to start again"
                 )
         if earlier is None or not work.samples.exists():
-            with atomic_file(work.samples) as file:
+            with atomic_file(work.samples, temp_id=run_name) as file:
                 np.savez(file, order=self.order, labels=self.labels, keys=self.keys, key_offsets=self.key_offsets)
-            write_json(work.plan, identity)
+            write_json(work.plan, identity, temp_id=run_name)
 
 
 def make_plan(
@@ -201,19 +201,22 @@ def check_finished(split: Split, plan: SplitPlan, geometry: Geometry) -> None:
         )
 
 
-def check_same_software(store: Store, plan: SplitPlan) -> None:
-    """Check that the splits that are in a store came from the decoder and resizer that this plan uses.
+def check_same_software(store: Store, splits: Iterable[str], software: Mapping[str, str]) -> None:
+    """Check that splits of a store came from this decoder and resizer, as far as their metadata can be read.
 
     Raises:
         Error: one didn't; the first difference is named.
     """
-    for name in store.splits:
-        stored = store[name].attrs.get("software", {})
-        for package in sorted(stored.keys() | plan.software.keys()):
-            if stored.get(package) != plan.software.get(package):
+    for name in splits:
+        try:
+            stored = Split(store, name, check=False).attrs.get("software", {})
+        except StoreError:
+            continue
+        for package in sorted(stored.keys() | software.keys()):
+            if stored.get(package) != software.get(package):
                 raise Error(
-                    f"{store.path}: {name} was made with {package} {stored.get(package)}, not "
-                    f"{plan.software.get(package)}; install that version, or convert all splits again with --overwrite"
+                    f"{store.path}: {name} was made with {package} {stored.get(package)}, not {software.get(package)}; "
+                    "install that version, or use another DST"
                 )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import joblib
 import numpy as np
@@ -23,6 +24,17 @@ from pipeline.text import counted, duration
 ESTIMATE_SECONDS = 3.0
 SMALL_FILES = 16  # metadata and small arrays of a split, and room for temp files
 """Files beside a split's chunks."""
+BLOCK_BYTES = 4096  # of most file systems
+ENTRY_BYTES = 64  # of a file in a folder
+RECEIPT_BYTES = 1000  # beside what it says of each sample
+
+
+class Need(NamedTuple):
+    """Room that something takes below a folder."""
+
+    folder: Path
+    num_bytes: int
+    num_files: int
 
 
 def split_bytes(plan: SplitPlan, geometry: Geometry) -> int:
@@ -53,30 +65,57 @@ def describe(
             )
 
 
-def check_space(
-    plans: Sequence[SplitPlan],
-    geometries: Sequence[Geometry],
-    workspaces: Sequence[Workspace],
-    todo: Mapping[str, Sequence[int]],
-) -> None:
-    """Check that the chunks still to be written fit on their file systems.
+def on_disk(num_bytes: int) -> int:
+    """Bytes that a file takes on the disk: whole blocks, and its entry in a folder."""
+    return -(-num_bytes // BLOCK_BYTES) * BLOCK_BYTES + ENTRY_BYTES
+
+
+def split_need(plan: SplitPlan, workspace: Workspace, geometry: Geometry, num_chunks: int) -> Need:
+    """Room that a split takes in one store until it is committed, where so many chunks aren't finished."""
+    # A receipt holds about 60 bytes of JSON per sample.
+    chunk = on_disk(plan.chunk_bytes(geometry)) + on_disk(RECEIPT_BYTES + 60 * plan.chunk_images)
+    small = split_bytes(plan, geometry) - plan.num_chunks * plan.chunk_bytes(geometry)
+    fields = list(getattr(plan.source, "__dict__", {}).values())
+    arrays = sum(getattr(value, "nbytes", 0) for value in fields)  # handed to the workers in a file
+    return Need(
+        workspace.path,
+        num_chunks * chunk + 2 * small + arrays + SMALL_FILES * on_disk(1),
+        2 * num_chunks + SMALL_FILES,
+    )
+
+
+def needs(plans: Sequence[SplitPlan], stores: Sequence[tuple[Workspace, Geometry]], *, overwrite: bool) -> list[Need]:
+    """Room that a conversion takes, as far as that is known before anything is written or deleted."""
+    found = []
+    for workspace, geometry in stores:
+        for plan in plans:
+            work, done = workspace.split(plan.split), workspace.dst / plan.split
+            if overwrite:
+                found.append(split_need(plan, workspace, geometry, plan.num_chunks))
+                found.append(Need(workspace.path, -folder_bytes(work.path) - folder_bytes(done), 0))
+            elif not done.exists():
+                finished = sum(1 for _ in work.receipts.glob("*.json"))
+                found.append(split_need(plan, workspace, geometry, plan.num_chunks - finished))
+    return found
+
+
+def folder_bytes(folder: Path) -> int:
+    """Bytes of all files below a folder."""
+    return sum(os.lstat(os.path.join(root, name)).st_size for root, _, names in os.walk(folder) for name in names)
+
+
+def check_space(wanted: Iterable[Need]) -> None:
+    """Check that what is still to be written fits on its file systems.
 
     Raises:
         Error: too few free bytes or file entries.
     """
-    needed: dict[int, tuple[Path, int, int]] = {}
-    for workspace, geometry in zip(workspaces, geometries, strict=True):
-        folder = workspace.path
-        device = folder.stat().st_dev
-        _, size, files = needed.get(device, (folder, 0, 0))
-        for plan in plans:
-            chunks = len(todo[plan.split])
-            small = split_bytes(plan, geometry) - plan.num_chunks * plan.chunk_bytes(geometry)
-            # A receipt holds about 60 bytes of JSON per sample.
-            size += chunks * plan.chunk_bytes(geometry) + 2 * small + 60 * plan.num_samples
-            files += 2 * chunks + SMALL_FILES
-        needed[device] = (folder, size, files)
-    for folder, size, files in needed.values():
+    totals: dict[int, Need] = {}
+    for need in wanted:
+        folder = next(path for path in (need.folder, *need.folder.parents) if path.exists())
+        _, size, files = totals.get(folder.stat().st_dev, (folder, 0, 0))
+        totals[folder.stat().st_dev] = Need(folder, size + need.num_bytes, files + need.num_files)
+    for folder, size, files in totals.values():
         free_bytes, free_files = free_space(folder)
         if free_bytes < size:
             raise Error(

@@ -38,12 +38,12 @@ class Receipt:
     stamps: np.ndarray
 
 
-def write_receipt(work: SplitWork, chunk: int, receipt: Receipt, check: Callable[[], None]) -> None:
+def write_receipt(work: SplitWork, chunk: int, receipt: Receipt, run_name: str, check: Callable[[], None]) -> None:
     """Write the receipt of a chunk whose file is in place; `check` as in `atomic_file`."""
     status = os.stat(work.chunk(chunk))
     arrays = {"source_size": receipt.source_size.tolist(), "stamps": receipt.stamps.tolist()}
     value = {"file": [status.st_size, status.st_mtime_ns], **vars(receipt), **arrays}
-    write_json(work.receipt(chunk), value, indent=None, check=check)
+    write_json(work.receipt(chunk), value, indent=None, temp_id=run_name, check=check)
 
 
 def read_receipt(work: SplitWork, chunk: int) -> Receipt | None:

@@ -14,52 +14,24 @@ classes.json             class ids and names
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
-import re
 import secrets
 import shutil
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 
+from pipeline.conversion.names import Part
 from pipeline.errors import Error, UsageError
+from pipeline.progress import say
 from pipeline.store.atomic import remove_temps
 from pipeline.store.locks import flock
 
-NAME_BYTES, PATH_BYTES = 255, 4095
-"""The longest name and path that file systems take, in bytes."""
-LONGEST_ENDING = ".errors.jsonl.tmp-0123456789ab"
-"""The longest that is appended to the name of DST: the list of errors, while it is written."""
-LONGEST_BELOW = 400
-"""Bytes that paths in the work folder are longer than DST at most: a split's name and a temp file of a chunk."""
-
-_URL = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class Part:
-    """Part I of N of a conversion's chunks, I from 1: chunks whose number is I - 1 modulo N."""
-
-    index: int
-    count: int
-
-    @classmethod
-    def parse(cls, text: str) -> Part:
-        """From "I/N".
-
-        Raises:
-            UsageError: not two integers with 1 <= I <= N.
-        """
-        try:
-            index, count = (int(word) for word in text.split("/"))
-        except ValueError:
-            raise UsageError(f"--part {text}: must be I/N, such as 1/4") from None
-        if not 1 <= index <= count:
-            raise UsageError(f"--part {text}: I must be from 1 to N")
-        return cls(index, count)
-
-    def has(self, chunk: int) -> bool:
-        return chunk % self.count == self.index - 1
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+"""What a file system without locks says, such as Lustre mounted without `-o flock`."""
+PRIVATE, WRITABLE_BY_OTHERS = 0o700, 0o022
+NOT_THROUGH_LINKS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
 class SplitWork:
@@ -77,10 +49,11 @@ class SplitWork:
         self.receipts.mkdir(parents=True, exist_ok=True)
         self.images.mkdir(parents=True, exist_ok=True)
 
-    def remove_temps(self) -> None:
-        """Delete the temp files of killed runs; no other run may be alive."""
-        for folder in (self.path, self.receipts, self.images):
-            remove_temps(folder)
+    def remove_temps(self, live: Container[str]) -> set[int]:
+        """Delete temp files of all runs but the live ones; returns the chunks that dead runs were converting."""
+        remove_temps(self.path, live)
+        remove_temps(self.receipts, live)
+        return {int(name.split(".")[1]) for name in remove_temps(self.images, live) if name.startswith("c.")}
 
     def chunk(self, chunk: int) -> Path:
         return self.images / f"c.{chunk}.0.0.0"
@@ -97,71 +70,147 @@ class Workspace:
         self.path = dst.with_name(dst.name + ".work")
         self.errors = dst.with_name(dst.name + ".errors.jsonl")
         self.classes = self.path / "classes.json"
+        self.runs = self.path / "runs"
+        self.no_locks = ""  # why, where the file system has none
 
     def split(self, name: str) -> SplitWork:
         return SplitWork(self.path / name)
 
+    def has_split(self, name: str) -> bool:
+        """True where a split of that name is committed."""
+        return (self.dst / name).exists()
+
+    def live(self) -> set[str]:
+        """Names of the runs that are alive, as far as is known."""
+        return {file.name for file in self.runs.iterdir()}
+
     def begun(self) -> list[str]:
         """Splits that were begun and aren't committed yet, sorted."""
-        return sorted(plan.parent.name for plan in self.path.glob("*/plan.json"))
+        names = (plan.parent.name for plan in self.path.glob("*/plan.json"))
+        return sorted(name for name in names if not self.has_split(name))
 
     @contextlib.contextmanager
-    def run(self, part: Part | None) -> Iterator[Path]:
-        """Hold the lock for a plain run (`part` None) or a part; yields the run's liveness file, whose name is unique.
+    def hold(self, *, shared: bool, needs_locks: bool) -> Iterator[None]:
+        """Keep plain runs out of the work folder, and parts too unless `shared`. At the end delete it if all is done.
 
         Raises:
-            UsageError: a folder of that name is there already, and isn't a work folder.
-            Error: another run is alive that may not run beside this one.
+            UsageError: it isn't a work folder, or somebody else may have written there.
+            Error: another run holds it, or locks are needed and the file system has none.
         """
-        self._check_ours()
+        self._check_kind()
+        usable = False
         try:
-            with contextlib.ExitStack() as stack:
-                if not stack.enter_context(_locked(self.path / "lock", shared=part is not None)):
+            with self._locked("lock", shared=shared, needed=needs_locks) as held:
+                if not held:
                     raise Error(
                         f"{self.dst}: another conversion into it is running ({self.path / 'lock'} is held); "
                         "wait for it or stop it"
                     )
-                prefix = "all."
-                if part is not None:
-                    prefix = f"part-{part.index}-of-{part.count}."
-                    if not stack.enter_context(_locked(self.path / f"{prefix}lock")):
-                        raise Error(f"{self.dst}: part {part.index}/{part.count} is running already; wait or stop it")
-                runs = self.path / "runs"
-                runs.mkdir(exist_ok=True)
-                for stale in runs.iterdir():  # holding the lock proves that these runs are dead
-                    if part is None or stale.name.startswith((prefix, "all.")):
-                        stale.unlink(missing_ok=True)
-                liveness_file = runs / (prefix + secrets.token_hex(8))
-                liveness_file.touch()
-                stack.callback(_unlink, liveness_file)
-                yield liveness_file
+                self._check_private()
+                if self.no_locks:
+                    say(f"warning: {self.path}: no file locks here ({self.no_locks}); start no other run with that DST")
+                usable = True
+                yield
         finally:
-            self._remove_if_done()
+            if usable:
+                self._remove_if_done()
 
-    def _check_ours(self) -> None:
-        """Refuse a folder that isn't a work folder: its content would be deleted. A work folder has a file `lock`."""
+    @contextlib.contextmanager
+    def run(self, part: Part | None) -> Iterator[str]:
+        """Hold the work folder for a plain run (`part` None) or for a part; yields how the run's name begins.
+
+        Raises:
+            UsageError, Error: as `hold`; or the same part is running.
+        """
+        prefix = "all." if part is None else f"part-{part.index}-of-{part.count}."
+        with self.hold(shared=part is not None, needs_locks=part is not None), contextlib.ExitStack() as stack:
+            if part is not None and not stack.enter_context(self._locked(f"{prefix}lock", needed=True)):
+                raise Error(f"{self.dst}: part {part.index}/{part.count} is running already; wait or stop it")
+            self.runs.mkdir(exist_ok=True)
+            self._forget_runs("" if part is None else (prefix, "all."))
+            stack.callback(self._forget_runs, prefix)
+            yield prefix
+
+    def _forget_runs(self, prefix: str | tuple[str, ...]) -> None:
+        """Delete liveness files of runs that are dead, as the locks held prove, or that end now."""
+        for file in self.runs.glob("*"):
+            if file.name.startswith(prefix):
+                _unlink(file)
+
+    def _check_kind(self) -> None:
+        """Refuse what isn't a work folder, which would be deleted at the end. A work folder has a file `lock`."""
         if self.path.is_symlink() or (self.path.exists() and not self.path.is_dir()):
             raise UsageError(f"{self.path}: exists and is not a folder; move it away or choose another DST")
-        if self.path.exists() and any(self.path.iterdir()) and not (self.path / "lock").is_file():
+        # NFS keeps a deleted file that is still open as .nfs...; empty folders are what is left afterwards.
+        files = [entry for entry in _entries(self.path) if not entry.is_dir() and not entry.name.startswith(".nfs")]
+        if files and not (self.path / "lock").is_file():
             raise UsageError(f"{self.path}: exists and is not a work folder; move it away or choose another DST")
+
+    def _check_private(self) -> None:
+        """Refuse a folder that somebody else could have put something into: workers load code from there."""
+        found = self.path.stat()
+        if os.name != "nt" and (found.st_uid != os.geteuid() or found.st_mode & WRITABLE_BY_OTHERS):
+            # Some file systems show every folder so: compare with a new one.
+            with tempfile.TemporaryDirectory(dir=self.dst.parent) as made:
+                new = os.stat(made)
+            if found.st_uid != new.st_uid:
+                raise UsageError(f"{self.path}: belongs to another user; choose another DST")
+            if found.st_mode & ~new.st_mode & WRITABLE_BY_OTHERS:
+                raise UsageError(
+                    f"{self.path}: others may write there; if all in it is yours, run `chmod 700` on it, else choose "
+                    "another DST"
+                )
+        for entry in _entries(self.path):
+            if entry.is_symlink():
+                raise UsageError(f"{entry.path}: a link in a work folder; delete it, or choose another DST")
+        with contextlib.suppress(OSError):
+            self.path.chmod(PRIVATE)
 
     @contextlib.contextmanager
     def committing(self) -> Iterator[None]:
         """Hold the commit lock; waits while another process has it."""
-        with _locked(self.path / "commit.lock", wait=True):
+        with self._locked("commit.lock", wait=True):
             yield
+
+    @contextlib.contextmanager
+    def _locked(self, name: str, *, shared: bool = False, wait: bool = False, needed: bool = False) -> Iterator[bool]:
+        """Hold a lock in the work folder, which is made where it is missing; yields False when it is held elsewhere."""
+        path = self.path / name
+        while True:
+            with contextlib.suppress(FileExistsError):
+                self.path.mkdir(PRIVATE)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | NOT_THROUGH_LINKS, 0o666)
+            try:
+                try:
+                    held = flock(fd, shared=shared, wait=wait)
+                except OSError as error:
+                    error.filename = os.fspath(path)
+                    if error.errno not in NO_LOCKS:
+                        raise
+                    if needed:
+                        raise Error(
+                            f"{path}: no file locks here ({error.strerror}), and --part needs them; mount the file "
+                            "system with locks (Lustre: -o flock), or convert without --part"
+                        ) from None
+                    self.no_locks, held = error.strerror or str(error), True
+                # Whoever held it may have deleted the file before letting go: then another file has that name now.
+                if not held or _is_at(fd, path):
+                    yield held
+                    return
+            finally:
+                os.close(fd)
 
     def _remove_if_done(self) -> None:
         """Delete the work folder when nothing in it is unfinished and nobody uses it."""
         if not self.path.exists() or self.begun():
             return
-        with contextlib.suppress(OSError), _locked(self.path / "lock") as held:
+        with contextlib.suppress(OSError), self._locked("lock") as held:
             if held and not self.begun():
                 shutil.rmtree(self.path, ignore_errors=True)
 
     def num_finished(self) -> int:
         """Chunks that are finished and not committed yet, of all splits."""
-        return sum(1 for _ in self.path.glob("*/receipts/*.json"))
+        return sum(1 for split in self.begun() for _ in self.split(split).receipts.glob("*.json"))
 
     def forget_settings(self) -> None:
         """Where no chunk is finished, forget the settings of the run that began; no other run may be alive."""
@@ -177,44 +226,34 @@ class Workspace:
         return max(counts, default=None)
 
 
-def store_paths(dst: str | os.PathLike[str], sizes: Sequence[int]) -> list[Path]:
-    """One store per size: `{size}` in DST is replaced.
+class Liveness:
+    """The files that say that a run lives, one in each work folder, under a name that nobody can guess."""
 
-    Raises:
-        UsageError: several sizes and no `{size}` in DST, or no folder of that name can be made.
-    """
-    text = os.fspath(dst)
-    if len(sizes) > 1 and "{size}" not in text:
-        raise UsageError(f"{text}: with several sizes DST must hold {{size}}, such as data/imagenet-{{size}}.zarr")
-    if _URL.match(text):
-        raise UsageError(f"{text}: DST must be a local folder; convert there, then `python -m pipeline copy` it")
-    paths = [Path(os.path.abspath(text.replace("{size}", str(size)))) for size in sizes]
-    if not text.strip() or text.endswith(".work") or not paths[0].name:
-        raise UsageError(f"DST {text!r}: not a usable name for a store")
-    for path in paths:
-        _check_length(path)
-        if path.is_symlink() and not path.exists():
-            raise UsageError(f"{path}: a link that leads nowhere; choose another DST")
-        nearest = next(parent for parent in path.parents if parent.exists())
-        if not nearest.is_dir():
-            raise UsageError(f"{path}: {nearest} is not a folder; choose another DST")
-    return paths
+    def __init__(self, workspaces: Sequence[Workspace], prefix: str) -> None:
+        self.workspaces, self.prefix, self.name = workspaces, prefix, ""
+        self.renew()
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return tuple(str(workspace.runs / self.name) for workspace in self.workspaces)
+
+    def renew(self) -> None:
+        """Take another name: jobs that go by the old one stop before they write anything more."""
+        old = self.files if self.name else ()
+        self.name = self.prefix + secrets.token_hex(8)
+        for file in self.files:
+            Path(file).touch()
+        for file in old:
+            _unlink(Path(file))
 
 
-def _check_length(path: Path) -> None:
-    """Raise UsageError where the names beside DST, or the paths in its work folder, would be too long to make."""
-    longest = max(len(os.fsencode(name)) for name in (*path.parent.parts, f"{path.name}{LONGEST_ENDING}"))
-    whole = len(os.fsencode(path)) + LONGEST_BELOW
-    for what, length, most in (("a name in it", longest, NAME_BYTES), ("the path", whole, PATH_BYTES)):
-        if length > most:
-            raise UsageError(f"{path}: {what} is {length - most} bytes too long; choose a shorter DST")
-
-
-def check_split_name(name: str) -> None:
-    """Raise UsageError unless a split may have that name: it becomes a folder in the store and in the work folder."""
-    reserved = ("runs", "lock", "commit.lock", "overwritten", "zarr.json")
-    if not name or name.startswith((".", "__", "part-")) or name in reserved or not set(name).isdisjoint("/\\\0"):
-        raise UsageError(f"--split {name!r}: can't be a split's name; use one such as train, val or test")
+def _entries(folder: str | os.PathLike[str]) -> Iterator[os.DirEntry[str]]:
+    """Everything below a folder, as far as it is there; links aren't followed."""
+    with contextlib.suppress(FileNotFoundError):
+        for entry in os.scandir(folder):
+            yield entry
+            if entry.is_dir(follow_symlinks=False):
+                yield from _entries(entry.path)
 
 
 def _is_at(fd: int, path: Path) -> bool:
@@ -228,21 +267,3 @@ def _is_at(fd: int, path: Path) -> bool:
 def _unlink(path: Path) -> None:
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _locked(path: Path, *, shared: bool = False, wait: bool = False) -> Iterator[bool]:
-    """Hold a lock on the file, which is made where it is missing; yields False when another process has it."""
-    while True:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
-        try:
-            if not flock(fd, shared=shared, wait=wait):
-                yield False
-                return
-            # Whoever held it may have deleted the file before letting go: then another file has that name now.
-            if _is_at(fd, path):
-                yield True
-                return
-        finally:
-            os.close(fd)

@@ -29,7 +29,7 @@ from pipeline.image.resize import software_versions
 from pipeline.sources.base import Source
 from pipeline.store.atomic import atomic_file
 from pipeline.store.geometry import Geometry
-from pipeline.text import one_line
+from pipeline.text import as_text, one_line
 
 MIN_MAPPED_BYTES = 65_536
 MAX_MAPPED_ARRAYS = 64
@@ -50,6 +50,8 @@ class ChunkTask:
         chunk_images: slots per chunk, K.
         software: versions that a worker must have, too.
         parent_pid: process id that must be the worker's parent, None where workers have other parents.
+        note: file that each slot is noted in before its sample is read; empty for none.
+        crashed: slots whose samples crash the decoder.
     """
 
     name: str
@@ -61,6 +63,8 @@ class ChunkTask:
     chunk_images: int
     software: dict[str, str]
     parent_pid: int | None
+    note: str = ""
+    crashed: tuple[int, ...] = ()
 
     def check_alive(self) -> None:
         """Raise RunGoneError when the parent or the run is gone: the next run may be writing here already."""
@@ -91,13 +95,14 @@ class ChunkResult:
     seconds: float
 
 
-def save_inputs(path: Path, source: Source, order: np.ndarray) -> None:
+def save_inputs(path: Path, source: Source, order: np.ndarray, run_name: str) -> None:
     """Write what workers read from: a file that only this run's workers load, under a name that nobody can guess.
 
     Args:
         path: of the file.
         source: its classes may come from a script or a notebook.
         order: int64 (N,), slot -> index in the source.
+        run_name: part of the temp name.
 
     Raises:
         UsageError: a part of the source can't be pickled.
@@ -117,7 +122,7 @@ def save_inputs(path: Path, source: Source, order: np.ndarray) -> None:
         raise UsageError(
             f"the samples can't be sent to worker processes ({one_line(error)}); pass paths, bytes or arrays"
         ) from error
-    with atomic_file(path) as file:
+    with atomic_file(path, temp_id=run_name) as file:
         joblib.dump((pickled, arrays), file)
 
 
@@ -186,12 +191,17 @@ def _convert_chunk(task: ChunkTask, chunk: int) -> ChunkResult:
         for position, index in enumerate(indices):
             task.check_alive()
             places = [file.next_slot() for file in files]
+            slot = first + position
+            if task.note:
+                Path(task.note).write_text(str(slot))
             try:
+                if slot in task.crashed:
+                    raise BadSample("crashed-decoder", as_text(source.key(int(index))))
                 decoded = decode_into(source.read(int(index)), task.geometries, places, task.options)
             except BadSample as sample:
                 for place in places:
                     place[:] = 0
-                bad.append({"slot": first + position, "reason": sample.reason, "detail": sample.detail})
+                bad.append({"slot": slot, "reason": sample.reason, "detail": sample.detail})
             else:
                 sizes[position] = decoded.height, decoded.width
                 modes[decoded.mode] += 1
@@ -204,5 +214,5 @@ def _convert_chunk(task: ChunkTask, chunk: int) -> ChunkResult:
         receipt = Receipt(
             file.sha256, file.sums.tolist(), file.squares.tolist(), bad, dict(modes), warnings, sizes, stamps
         )
-        write_receipt(work, chunk, receipt, task.check_alive)
+        write_receipt(work, chunk, receipt, task.name, task.check_alive)
     return ChunkResult(chunk, len(indices), len(bad), time.monotonic() - start)

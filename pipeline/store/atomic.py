@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -39,7 +39,7 @@ def atomic_file(
         check: called right before the rename; what it raises leaves `path` as it was.
 
     Raises:
-        OSError: as the file system says (no space, read-only, ...); `path` is then as it was.
+        OSError: as the file system says (no space, read-only, ...), with the file's name; `path` is then as it was.
     """
     path = Path(path)
     temp = path.with_name(f"{path.name}{TEMP_MARK}{temp_id or secrets.token_hex(6)}")
@@ -51,32 +51,46 @@ def atomic_file(
         if check is not None:
             check()
         os.replace(temp, path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(temp)
+        if isinstance(error, OSError) and error.errno and not error.filename:  # of a write or fsync
+            error.filename = os.fspath(path)
         raise
     fsync_dir(path.parent)
 
 
-def write_bytes(path: str | os.PathLike[str], data: bytes, check: Callable[[], None] | None = None) -> None:
-    """Write the bytes atomically and durably; `check` as in `atomic_file`."""
-    with atomic_file(path, check=check) as file:
+def write_bytes(
+    path: str | os.PathLike[str],
+    data: bytes,
+    *,
+    temp_id: str | None = None,
+    check: Callable[[], None] | None = None,
+) -> None:
+    """Write the bytes atomically and durably; `temp_id` and `check` as in `atomic_file`."""
+    with atomic_file(path, temp_id=temp_id, check=check) as file:
         file.write(data)
 
 
 def write_json(
-    path: str | os.PathLike[str], value: Any, *, indent: int | None = 2, check: Callable[[], None] | None = None
+    path: str | os.PathLike[str],
+    value: Any,
+    *,
+    indent: int | None = 2,
+    temp_id: str | None = None,
+    check: Callable[[], None] | None = None,
 ) -> None:
-    """Write the value as JSON with a final newline, atomically and durably; `check` as in `atomic_file`."""
-    write_bytes(path, (json.dumps(value, indent=indent, allow_nan=False) + "\n").encode(), check)
+    """Write the value as JSON with a final newline, atomically and durably; the rest as in `atomic_file`."""
+    write_bytes(path, (json.dumps(value, indent=indent, allow_nan=False) + "\n").encode(), temp_id=temp_id, check=check)
 
 
-def remove_temps(folder: str | os.PathLike[str]) -> int:
-    """Delete temp files that a killed run left in the folder; returns how many."""
-    count = 0
+def remove_temps(folder: str | os.PathLike[str], keep: Container[str] = ()) -> list[str]:
+    """Delete temp files that killed runs left in the folder, but not those whose id is in `keep`; returns the names."""
+    names = []
     with os.scandir(folder) as entries:
         for entry in entries:
-            if TEMP_MARK in entry.name and entry.is_file(follow_symlinks=False):
+            _, mark, temp_id = entry.name.rpartition(TEMP_MARK)
+            if mark and temp_id not in keep and entry.is_file(follow_symlinks=False):
                 os.unlink(entry.path)
-                count += 1
-    return count
+                names.append(entry.name)
+    return names

@@ -12,7 +12,8 @@ from PIL import Image
 
 from pipeline import convert, open_store
 from pipeline.conversion.commit import BadSamplesError
-from pipeline.conversion.workdir import Part, Workspace
+from pipeline.conversion.names import Part
+from pipeline.conversion.workdir import Workspace
 from pipeline.errors import Error, StoreError, UsageError
 
 COUNTS = {"train": {"cat": 30, "dog": 25, "eel": 15}, "val": {"cat": 3, "dog": 4, "eel": 1}}
@@ -317,7 +318,7 @@ def test_file_that_changes_while_converting_stops_the_commit(
 ) -> None:
     folder, store = tmp_path / "source", tmp_path / "b.zarr"
     shutil.copytree(source, folder)
-    from pipeline.conversion import run as execution
+    from pipeline.conversion import jobs as execution
 
     run_jobs = execution.run_jobs
 
@@ -463,7 +464,7 @@ def test_an_interrupted_overwrite_can_be_rerun(
     with pytest.raises(KeyboardInterrupt):
         run(source, store, overwrite=True)
     monkeypatch.undo()
-    assert not store.exists()
+    assert all(open_store(store)[split].num_valid for split in open_store(store).splits)  # no half of one
     run(source, store, overwrite=True)
     assert same_tree(reference, store)
     assert leftovers(store) == []

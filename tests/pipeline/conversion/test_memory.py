@@ -23,7 +23,7 @@ import pytest
 from folders import make_image
 
 from pipeline import convert, open_store
-from pipeline.conversion import run as execution
+from pipeline.conversion import jobs as execution
 from pipeline.errors import Error
 
 WORKER_BYTES = 400e6

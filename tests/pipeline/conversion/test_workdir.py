@@ -8,7 +8,8 @@ import pytest
 from folders import make_folder, tree
 
 from pipeline import convert
-from pipeline.conversion.workdir import Workspace, store_paths
+from pipeline.conversion.names import store_paths
+from pipeline.conversion.workdir import Workspace
 from pipeline.errors import UsageError
 
 

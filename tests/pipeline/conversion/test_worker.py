@@ -17,7 +17,7 @@ from pipeline.errors import UsageError
 
 def through_file(path: Path, source: Any, order: np.ndarray) -> tuple[Any, np.ndarray]:
     load_inputs.cache_clear()
-    save_inputs(path, source, order)
+    save_inputs(path, source, order, "run")
     return load_inputs(str(path))
 
 
@@ -54,6 +54,6 @@ def test_code_goes_by_value(tmp_path: Path) -> None:
 
 def test_what_cannot_be_sent_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="can't be sent to worker processes") as caught:
-        save_inputs(tmp_path / "a", [threading.Lock()], np.arange(2))
+        save_inputs(tmp_path / "a", [threading.Lock()], np.arange(2), "run")
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []

@@ -39,7 +39,10 @@ def test_json_refuses_nan(tmp_path: Path) -> None:
 
 
 def test_remove_temps_touches_nothing_else(tmp_path: Path) -> None:
-    for name in ("a", f"a{TEMP_MARK}1", f"b{TEMP_MARK}2"):
+    temps = [f"a{TEMP_MARK}1", f"b{TEMP_MARK}2", f"c{TEMP_MARK}run"]
+    for name in ("a", *temps):
         (tmp_path / name).touch()
-    assert remove_temps(tmp_path) == 2
+    assert sorted(remove_temps(tmp_path, keep=["run"])) == temps[:2]
+    assert sorted(os.listdir(tmp_path)) == ["a", temps[2]]
+    remove_temps(tmp_path)
     assert os.listdir(tmp_path) == ["a"]
