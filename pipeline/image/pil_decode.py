@@ -26,6 +26,7 @@ from PIL import (  # noqa: F401 - each plugin registers its format
 from pipeline.errors import BadSample
 from pipeline.image.decode_warnings import DecodeWarnings, captured_warnings
 from pipeline.image.pixel_modes import to_rgb
+from pipeline.text import one_line
 
 # Formats that the content may be in. Each starts with a signature, so that text can't pass for an image, and none
 # runs another program.
@@ -110,7 +111,7 @@ def _why_unidentified(data: bytes) -> BadSample:
 
 def _bad_sample(error: Exception, data: bytes) -> BadSample:
     """The outcome that an error of PIL means."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = one_line(error)
     lower = text.lower()
     if isinstance(error, Image.DecompressionBombError):
         return BadSample("too-large", text.partition(" exceeds")[0])

@@ -14,6 +14,7 @@ from jsonargparse import ArgumentParser
 from pipeline import __version__
 from pipeline.errors import Error, UsageError
 from pipeline.store.atomic import write_bytes
+from pipeline.text import one_line, printable
 from trainer.report.page import render_report
 from trainer.report.records import load_runs
 
@@ -61,7 +62,7 @@ def default_path(folders: Sequence[Path]) -> Path:
 
 class _Parser(ArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> Any:
-        raise UsageError(f"{' '.join(str(message).split())}; see `{self.prog} --help`")
+        raise UsageError(f"{one_line(message)}; see `{self.prog} --help`")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -85,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Error as error:
         if "--debug" in arguments:
             raise
-        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        sys.stderr.write(f"error: {printable(one_line(error))}\n")
         return error.exit_code
     return 0
 

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from pipeline.errors import Error, UsageError
+from pipeline.text import one_line
 from trainer.schedule import learning_rate
 
 METRICS, CONFIG, STARTS, LOCK = "metrics.jsonl", "config.yaml", "starts.jsonl", "lock"
@@ -184,7 +185,7 @@ def _config(file: Path) -> dict[str, Any]:
     try:
         value = yaml.safe_load(file.read_bytes())
     except (OSError, yaml.YAMLError) as error:
-        raise Error(f"{file}: can't be read ({' '.join(str(error).split())}); mend or delete the file") from None
+        raise Error(f"{file}: can't be read ({one_line(error)}); mend or delete the file") from None
     if not isinstance(value, dict):
         raise Error(f"{file}: not a mapping of fields to values; mend or delete the file")
     return value
