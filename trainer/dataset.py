@@ -10,12 +10,14 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.utils.data import DataLoader
 
 from pipeline.errors import StoreError, UsageError
 from pipeline.store.format import BAD_LABEL
 from pipeline.store.maps import will_need
 from pipeline.store.reader import Split, Store, open_store
 from trainer.order import DEFAULT_WINDOW, centre_offsets, check_seed, crop_offsets, epoch_order, weighted_order
+from trainer.reading.collate import BatchMemory, Samples, collate
 from trainer.reading.copy_crops import copy_crops
 from trainer.reading.read_ahead import DiskWatch
 
@@ -148,6 +150,7 @@ class RankPartitionedDataset(FixedArguments, torch.utils.data.Dataset[tuple[torc
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
         self._slots: tuple[int, np.ndarray] | None = None
         self._disk = DiskWatch()
+        self._memory = BatchMemory()
 
     def _check(self, split: Split) -> None:
         height, width, _ = split.image_shape
@@ -257,22 +260,33 @@ class RankPartitionedDataset(FixedArguments, torch.utils.data.Dataset[tuple[torc
         return self.__getitems__([i])[0]
 
     def __getitems__(self, indices: list[int]) -> list[tuple[torch.Tensor, int]]:
+        """Samples that lie in one batch, from which `collate` makes no copy."""
         epoch = self.epoch
         slots = self._rank_slots(epoch)[np.array([self._checked(int(i)) for i in indices], np.int64)]
         positions = self.crop_positions(slots, epoch)
-        maps, stride = self.split.maps, self.row_stride
-        samples = []
+        memory = self._memory.take((len(slots), *self.crop_shape))
         with self._disk.watch():
             if self._disk.cold:
-                will_need(maps.locate(positions, self.crop_extent), self.crop_extent)
-            for i, label in enumerate(self.split.labels[slots].tolist()):
-                image_hwc = np.empty(self.crop_shape, np.uint8)
-                copy_crops(maps, positions[i : i + 1], image_hwc[None], stride)
-                samples.append((torch.from_numpy(image_hwc).permute(2, 0, 1), label))
-        return samples
+                will_need(self.split.maps.locate(positions, self.crop_extent), self.crop_extent)
+            copy_crops(self.split.maps, positions, memory.images.numpy(), self.row_stride)
+        return Samples(memory, torch.from_numpy(self.split.labels[slots].astype(np.int64)))
+
+    def dataloader(self, batch_size: int, num_workers: int = 2, **options: Any) -> DataLoader:
+        """torch's DataLoader over this rank's samples, in the epoch's order.
+
+        Args:
+            batch_size: samples per batch.
+            num_workers: processes, which stay from epoch to epoch and see `set_epoch`.
+            options: as DataLoader's.
+
+        Returns:
+            batches (images, labels): uint8 (B, C, H, W), channels_last, and int64 (B,).
+        """
+        options = {"collate_fn": collate, "persistent_workers": num_workers > 0, **options}
+        return DataLoader(self, batch_size, num_workers=num_workers, **options)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_split": None, "_slots": None}
+        return {**self.__dict__, "_split": None, "_slots": None, "_memory": BatchMemory()}
 
     def __repr__(self) -> str:
         return f"RankPartitionedDataset({self._where[0]!r}, {self._where[1]!r}, rank={self.rank}/{self.world_size})"

@@ -6,6 +6,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +14,15 @@ import pytest
 import torch
 from bench.synthetic import random_store
 from stores import make_images, make_store
-from torch.utils.data import DataLoader
+from torch.utils.data import ConcatDataset, DataLoader, default_collate
 
 from pipeline.errors import StoreError, StoreNotFoundError, UsageError
 from pipeline.store.reader import open_store
 from trainer import dataset as dataset_module
 from trainer.dataset import RankPartitionedDataset
 from trainer.order import crop_offsets, epoch_order
+from trainer.reading import collate as collate_module
+from trainer.reading.collate import KEPT_BATCHES, BatchMemory, Samples, collate
 from trainer.reading.read_ahead import QUIET_BATCHES
 
 NUM, BAD = 53, [3, 17, 52]
@@ -294,7 +297,7 @@ def test_ten_thousand_chunks_under_sixty_four_descriptors(tmp_path):
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import ConcatDataset, DataLoader, default_collate
 from trainer.dataset import RankPartitionedDataset
 from trainer.loader import Loader
 if __name__ == "__main__":
@@ -306,3 +309,172 @@ if __name__ == "__main__":
 """
     (tmp_path / "script.py").write_text(code)
     subprocess.run([sys.executable, str(tmp_path / "script.py")], check=True, cwd=Path(__file__).parents[2])
+
+
+# Batches of a DataLoader
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_of_a_dataloader_are_channels_last(store, own, workers):
+    data = RankPartitionedDataset(store, crop=9)
+    loader = data.dataloader(8, workers) if own else DataLoader(data, 8, num_workers=workers)
+    at = 0
+    for images, labels in loader:
+        count = min(8, len(data) - at)
+        assert images.shape == (count, 3, 9, 9)
+        assert images.is_contiguous(memory_format=torch.channels_last)
+        assert labels.dtype == torch.int64
+        for image, label in zip(images, labels, strict=True):
+            assert torch.equal(image, data[at][0])
+            assert label == data[at][1]
+            at += 1
+    assert at == len(data)
+
+
+def test_a_workers_memory_is_used_again_and_never_while_in_use(store):
+    data = RankPartitionedDataset(store, crop=9)
+    loader = data.dataloader(2, 1, drop_last=True)
+    held = []
+    for epoch in range(3):
+        data.set_epoch(epoch)
+        for k, (images, _) in enumerate(loader):
+            images += 0  # a batch may be written
+            kept = [images, images[1:], images.numpy(), images.untyped_storage()][k % 4]
+            held.append((kept, images.clone(), k % 4))
+            del images
+    assert len(held) == 75
+    for kept, want, kind in held:
+        if kind == 3:
+            assert bytes(kept)[: want.numel()] == want.permute(0, 2, 3, 1).numpy().tobytes()
+        else:
+            assert np.array_equal(kept, want[1:] if kind == 1 else want)
+
+
+def test_shared_memory_returns_when_its_batch_is_dropped(monkeypatch):
+    monkeypatch.setattr(collate_module, "get_worker_info", lambda: object())
+    memory = BatchMemory()
+    sent = [memory.take((2, 4, 4, 3)) for _ in range(2)]
+    assert len({part.images.data_ptr() for part in sent}) == 2
+    receive, (shared, shape) = Samples(sent[0], torch.zeros(2, dtype=torch.int64)).batch[0].__reduce__()
+    images = receive(shared, shape)
+    images[:] = 7
+    assert (sent[0].images == 7).all()
+    view = images[1:].numpy()
+    del images
+    assert memory.take((2, 4, 4, 3)).images.data_ptr() not in {part.images.data_ptr() for part in sent}
+    del view
+    assert memory.take((2, 4, 4, 3)).images.data_ptr() == sent[0].images.data_ptr()
+    for _ in range(20):  # never returned
+        memory.take((2, 4, 4, 3))
+    assert len(memory._shared) == KEPT_BATCHES
+
+
+def test_samples_that_were_changed_are_collated_anew(store):
+    data = RankPartitionedDataset(store, crop=9)
+    samples = data.__getitems__([3, 1, 4])
+    assert collate(samples)[0].data_ptr() == samples[0][0].data_ptr()
+    want = [samples[2], samples[0]]
+    samples.pop(1)
+    samples.reverse()
+    for function in (collate, default_collate):
+        images, labels = function(samples)
+        assert torch.equal(images, torch.stack([image for image, _ in want]))
+        assert labels.tolist() == [label for _, label in want]
+        assert images.data_ptr() != want[0][0].data_ptr()
+    other = ConcatDataset([data, data])
+    images, _ = next(iter(DataLoader(other, 4, sampler=[0, 51, 2, 53])))
+    assert torch.equal(images[1], data[1][0])
+
+
+# Subsets and weights
+
+
+def test_a_subset_serves_its_slots_alone(store):
+    chosen = np.array([40, 2, 2, 7, 30, 51])
+    data = RankPartitionedDataset(store, indices=chosen, seed=3)
+    assert len(data) == data.num_samples == 6
+    served = [data.slot(i) for i in range(6)]
+    assert sorted(served) == sorted(chosen.tolist())
+    assert served == chosen[epoch_order(3, 0, 6)].tolist()
+    assert torch.equal(data[0][0], RankPartitionedDataset(store, train=False, indices=[served[0]])[0][0])
+    val = RankPartitionedDataset(store, "val", indices=[9, 0, 4], rank=0, world_size=2)
+    assert [val.slot(i) for i in range(len(val))] == [9, 4]
+    assert pickle.loads(pickle.dumps(data)).slot(2) == data.slot(2)
+    assert len({d.fingerprint for d in (data, val, RankPartitionedDataset(store))}) == 3
+
+
+def test_weights_draw_with_replacement_keyed_by_seed_and_epoch(store):
+    weights = np.zeros(len(VALID))
+    weights[[5, 9, 20]] = 1, 2, 5
+    data = RankPartitionedDataset(store, weights=weights)
+    counts: Counter[int] = Counter()
+    epochs = []
+    for epoch in range(200):
+        data.set_epoch(epoch)
+        epochs.append([data.slot(i) for i in range(len(data))])
+        counts.update(epochs[-1])
+    assert set(counts) == {VALID[5], VALID[9], VALID[20]}
+    total = 200 * len(VALID)
+    for place, share in ((5, 1 / 8), (9, 2 / 8), (20, 5 / 8)):
+        assert abs(counts[VALID[place]] / total - share) < 6 * (share * (1 - share) / total) ** 0.5
+    assert epochs[0] != epochs[1]
+    again = RankPartitionedDataset(store, weights=weights)
+    assert [again.slot(i) for i in range(len(again))] == epochs[0]
+    parts = [RankPartitionedDataset(store, weights=weights, rank=rank, world_size=5) for rank in range(5)]
+    assert [parts[i % 5].slot(i // 5) for i in range(50)] == epochs[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"indices": [0, 53]}, "slot 53 .* outside 0..52"),
+        ({"indices": [-1]}, "slot -1 .* outside"),
+        ({"indices": [1, 17]}, "slot 17 .* bad sample"),
+        ({"indices": []}, "at least one slot"),
+        ({"indices": [0.5]}, "at least one slot"),
+        ({"indices": np.ones(53, bool)}, "flatnonzero"),
+        ({"weights": np.ones(53)}, "one for each of the 50"),
+        ({"weights": np.zeros(50)}, "not all 0"),
+        ({"weights": np.full(50, -1.0)}, "0 or more"),
+        ({"weights": np.full(50, np.nan)}, "finite"),
+        ({"weights": np.ones(50), "train": False}, "only for training"),
+        ({"weights": np.ones(50), "order": "windowed"}, "random order"),
+    ],
+)
+def test_wrong_subsets_are_one_line(store, options, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        RankPartitionedDataset(store, **options)
+    assert "\n" not in str(caught.value)
+
+
+# Arguments
+
+
+@pytest.mark.parametrize("name", ["rank", "world_size", "seed", "crop", "train", "order", "window", "crop_shape"])
+def test_what_it_was_made_from_cant_be_changed(store, name):
+    data = RankPartitionedDataset(store, crop=9)
+    with pytest.raises(AttributeError, match=f"{name} can't be changed"):
+        setattr(data, name, getattr(data, name))
+    assert data[0][0].shape == (3, 9, 9)
+
+
+def test_numpy_integers_are_integers(store):
+    data = RankPartitionedDataset(
+        store, rank=np.int8(1), world_size=np.uint8(2), seed=np.uint32(2**32 - 1), crop=np.int16(9), window=np.int8(2)
+    )
+    want = RankPartitionedDataset(store, rank=1, world_size=2, seed=2**32 - 1, crop=9)
+    assert all(type(getattr(data, name)) is int for name in ("rank", "world_size", "seed", "crop", "window"))
+    assert torch.equal(data[np.int16(20)][0], want[20][0])
+    assert data.slot(np.int8(20)) == want.slot(20)
+    with pytest.raises(TypeError):
+        RankPartitionedDataset(store, crop=9.0)
+
+
+def test_a_relative_path_survives_a_change_of_folder(store, monkeypatch, tmp_path):
+    monkeypatch.chdir(store.parent)
+    data = RankPartitionedDataset(store.name)
+    want = data[3][0]
+    pickled = pickle.dumps(data)
+    monkeypatch.chdir(tmp_path)
+    assert torch.equal(pickle.loads(pickled)[3][0], want)

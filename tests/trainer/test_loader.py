@@ -228,6 +228,43 @@ def test_a_resume_serves_exactly_what_is_left(store, data):
     assert all(len(rank) == len(left) for rank in got)
 
 
+@settings(deadline=None, max_examples=20)
+@given(st.data())
+def test_subsets_and_weights_keep_global_batches_resume_and_evaluation(store, data):
+    valid = [slot for slot in range(NUM) if slot not in BAD]
+    indices = np.array(data.draw(st.lists(st.sampled_from(valid), min_size=12, max_size=60)))
+    weights = data.draw(st.none() | st.lists(st.integers(0, 5), min_size=len(indices), max_size=len(indices)))
+    options: dict[str, Any] = {"indices": indices, "seed": data.draw(st.integers(0, 9))}
+    if weights is not None and sum(weights):
+        options["weights"] = weights
+    elif data.draw(st.booleans()):
+        options |= {"order": "windowed", "window": 2}
+    old_world, new_world = data.draw(st.sampled_from([1, 2, 4])), data.draw(st.sampled_from([1, 2, 3, 4]))
+    steps = len(indices) // 12
+    done = data.draw(st.integers(0, steps - 1))
+    batches = RankPartitionedDataset(store, **options).epoch_slots(0)[: steps * 12].reshape(steps, 12)
+    before = []
+    for rank in range(old_world):
+        loader = make(store, 12 // old_world, rank=rank, world_size=old_world, **options)
+        before.append([loader.indices.tolist() for _ in itertools.islice(loader, done)])
+        state = loader.state_dict()
+    after = []
+    for rank in range(new_world):
+        loader = make(store, 12 // new_world, rank=rank, world_size=new_world, **options)
+        loader.load_state_dict(state)
+        after.append(served(loader))
+    for k, batch in enumerate(batches):
+        ranks = [part[k] for part in before] if k < done else [part[k - done] for part in after]
+        assert sorted(itertools.chain(*ranks)) == sorted(batch.tolist())
+    whole = make(store, 12)
+    with pytest.raises(UsageError, match="another store"):
+        whole.load_state_dict(state)
+
+    parts = [make(store, 5, train=False, indices=indices, rank=r, world_size=new_world) for r in range(new_world)]
+    evaluated = [slot for part in parts for batch in served(part) for slot in batch]
+    assert sorted(evaluated) == sorted(indices.tolist())
+
+
 def test_the_state_counts_what_was_yielded(store):
     loader = make(store, 8, world_size=2, rank=1)
     assert (loader.state_dict()["epoch"], loader.state_dict()["samples"]) == (0, 0)
@@ -344,6 +381,28 @@ def test_training_on_unlabelled_samples_is_refused(tmp_path):
     with pytest.raises(UsageError, match="2 samples have no label"):
         make(path, 1)
     assert sorted(itertools.chain(*served(make(path, 1, train=False)))) == list(range(5))
+
+
+@pytest.mark.parametrize("name", ["data", "batch_size", "global_batch", "threads", "device", "local_world_size"])
+def test_what_it_was_made_from_cant_be_changed(store, name):
+    loader = make(store)
+    with pytest.raises(AttributeError, match=f"{name} can't be changed"):
+        setattr(loader, name, getattr(loader, name))
+    assert len(served(loader)) == 16
+
+
+def test_numpy_integers_are_integers(store):
+    sizes: dict[str, Any] = {"global_batch": np.int16(32), "threads": np.int8(2), "local_world_size": np.int64(1)}
+    loader = make(store, np.int8(8), seed=np.int16(5), loader=sizes)
+    assert loader.accumulation == 4
+    loader.set_epoch(np.int64(2))
+    state = loader.state_dict()
+    assert all(type(state[name]) is int for name in ("epoch", "samples", "seed", "global_batch"))
+    plain = make(store, 8, seed=5, loader={"global_batch": 32})
+    plain.set_epoch(2)
+    assert served(loader) == served(plain)
+    with pytest.raises(TypeError):
+        make(store, 8.0)
 
 
 # Endings
