@@ -18,7 +18,7 @@ of their own that looks into this one, and install without dependencies:
         terminaltables pytorch-pfn-extras assertpy imgcat opencv-python-headless
     /tmp/peers/bin/python -m tests.bench.loading
 
-(FFCV needs numba, too.) What it gave on 2 EPYC and on 2 Xeon cores is the README's table.
+(FFCV needs numba, too.) What it gave on 2 EPYC and on 2 Xeon cores is the table of docs/performance.md.
 """
 
 from __future__ import annotations

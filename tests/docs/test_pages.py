@@ -24,10 +24,23 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_readme_python_blocks_run(folder: Path) -> None:
-    convert, train, source = blocks(ROOT / "README.md", "python")
-    run(convert, folder)
-    run(train, folder)
+def test_the_loop_in_the_readme_trains(folder: Path) -> None:
+    from pipeline import convert
+
+    text = (ROOT / "README.md").read_text()
+    assert text[: text.index("```python")].count("\n") + 30 < 100  # within the first hundred lines, whole
+    (loop,) = blocks(ROOT / "README.md", "python")
+    convert(folder / "photos", folder / "data" / "own-224.zarr", size=224, n_jobs=1, quiet=True)
+    printed = run(loop.replace("crop=192", "crop=32"), folder)  # small, else as it stands
+    assert re.findall(r"^epoch (\d): loss \d\.\d+$", printed, re.M) == ["0", "1"]
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 220
+
+
+def test_the_source_of_ones_own_converts(folder: Path) -> None:
+    (source,) = blocks(DOCS / "sources.md", "python")
     run(source, folder)
     assert (folder / "x.zarr" / "train" / "zarr.json").exists()
 
