@@ -49,8 +49,10 @@ BAD_SAMPLE_REASONS = {
     "not-an-image": "the content is no image format that can be decoded",
     "truncated": "the image data ends too early",
     "corrupt": "the image data is damaged",
-    "too-large": "more pixels than --max-pixels allows",
+    "too-large": "more pixels, or more memory to decode them, than --max-pixels allows",
     "crashed-decoder": "the process that decoded it died, twice",
-    "unsupported": "a format or pixel mode that can't be converted to 8-bit RGB",
+    "too-complex": "a progressive JPEG with more scans than any encoder makes",
+    "out-of-memory": "there was too little memory to decode it",
+    "unsupported": "a kind of image that can't be read here, or can't be converted to 8-bit RGB",
     "bad-shape": "an array that isn't uint8 (or uint16) of shape (H, W), (H, W, 1), (H, W, 3) or (H, W, 4)",
 }

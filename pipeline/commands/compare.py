@@ -104,9 +104,8 @@ def _label_differences(store: Store, split: Split, found: SourceSet, index: np.n
 
 
 def _decode_options(split: Split) -> DecodeOptions:
-    recipe = split.attrs["recipe"]
     try:
-        return DecodeOptions(max_pixels=recipe["max_pixels"], background=tuple(recipe["background"]))
+        return DecodeOptions.from_recipe(split.attrs["recipe"])
     except (KeyError, TypeError, ValueError):
         raise StoreError(f"{split.path / 'zarr.json'}: max_pixels or background of the recipe is damaged") from None
 

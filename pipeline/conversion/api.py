@@ -61,7 +61,7 @@ def convert(src: Any, dst: str | os.PathLike[str], **options: Any) -> Report:
     lines += [f"note: {note}" for note in found.notes] + [f"warning: {warning}" for warning in found.warnings]
     for line in lines:
         say(line, quiet=quiet)
-    recipe = {"source": found.kind, "max_pixels": chosen.max_pixels, "background": list(chosen.decode.background)}
+    recipe = {"source": found.kind, **chosen.decode.to_recipe()}
     if chosen.val_split:
         recipe["val_split"] = asdict(chosen.val_split)
     software = software_versions()

@@ -34,6 +34,8 @@ from pipeline.store.writer import (
 )
 from pipeline.text import are, as_text, counted
 
+DARK_PEAK = 26  # a tenth of 255
+
 
 @dataclass(frozen=True)
 class BadSlot:
@@ -189,6 +191,11 @@ def publish_split(stores: Sequence[StagedSplit], report: Report, *, quiet: bool)
     for store in stores:
         store.publish()
     report.committed.append(first.split)
+    if -1 < (peak := first.receipts.peak_16bit) < DARK_PEAK:
+        say(
+            f"warning: {first.split}: images of 16 bits a channel use only {peak / 255:.0%} of their range and are "
+            "stored nearly black; convert again with --scale-16bit max, or N for the level that is white"
+        )
     num_samples, reasons = len(first.labels), Counter(bad.reason for bad in first.bad)
     if not reasons:
         return

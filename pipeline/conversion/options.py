@@ -64,6 +64,8 @@ class ConvertOptions:
     """with bad samples: commit nothing, or skip them"""
     max_pixels: int = _flag(DecodeOptions.max_pixels, "N")
     """images with more pixels are bad samples"""
+    scale_16bit: int | str = _flag(DecodeOptions.scale_16bit, "N|max", type=str)
+    """the level that is white in images of 16 bits; max: each image's own highest"""
     classes: str | Path | None = field(default=None, metadata={"metavar": "FILE", "is_path": True})
     """keep only the class ids listed in FILE, one a line"""
     class_order: str | Path | None = field(default=None, metadata={"metavar": "FILE|numeric", "is_path": True})
@@ -125,7 +127,7 @@ class ConvertOptions:
         asked = self.val_fraction is not None or self.val_per_class is not None
         self.val_split = ValSplit(self.val_fraction or 0.0, self.val_per_class or 0, self.seed) if asked else None
         self.chosen_part = None if self.part is None else Part.parse(self.part)
-        self.decode = DecodeOptions(max_pixels=self.max_pixels)
+        self.decode = DecodeOptions(max_pixels=self.max_pixels, scale_16bit=_scale(self.scale_16bit))
         geometry = (self.fit, self.filter, self.channels, self.exif_transpose)
         self.geometries = [Geometry(size, *geometry) for size in self.sizes]
 
@@ -144,6 +146,17 @@ def _number(name: str, value: Any) -> float:
         return float(value)
     except (TypeError, ValueError):
         raise _wrong(name, value, "a number") from None
+
+
+def _scale(value: int | str) -> int | str:
+    """A level from 1 to 65535, or `max`."""
+    try:
+        level = value if value == "max" else operator.index(int(value) if isinstance(value, str) else value)
+    except (TypeError, ValueError):
+        level = 0
+    if level != "max" and not 1 <= level <= 65535:  # type: ignore[operator]
+        raise _wrong("scale_16bit", value, "a level from 1 to 65535, or max")
+    return level
 
 
 def _wrong(name: str, value: object, wanted: str) -> UsageError:

@@ -26,6 +26,7 @@ class Receipt:
         modes: good images per pixel mode of their files; warnings: of the decoder, their number.
         source_size: int32 (n, 2), height and width before resizing; 0 for a bad sample.
         stamps: int64 (n, 2), the source's change stamps before the images were read.
+        peak_16bit: highest of the 8-bit levels that levels of 16 bits became; -1 without such images.
     """
 
     sha256: str
@@ -36,6 +37,7 @@ class Receipt:
     warnings: int
     source_size: np.ndarray
     stamps: np.ndarray
+    peak_16bit: int
 
 
 def write_receipt(work: SplitWork, chunk: int, receipt: Receipt, run_name: str, check: Callable[[], None]) -> None:
@@ -111,3 +113,7 @@ class Receipts:
     @property
     def warnings(self) -> int:
         return sum(receipt.warnings for receipt in self.found.values())
+
+    @property
+    def peak_16bit(self) -> int:
+        return max((receipt.peak_16bit for receipt in self.found.values()), default=-1)

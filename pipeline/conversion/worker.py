@@ -176,7 +176,7 @@ def _convert_chunk(task: ChunkTask, chunk: int) -> ChunkResult:
     sizes = np.zeros((len(indices), 2), np.int32)
     bad: list[dict[str, Any]] = []
     modes: Counter[str] = Counter()
-    warnings = 0
+    warnings, peak_16bit = 0, -1
     with contextlib.ExitStack() as stack:
         files = [
             stack.enter_context(
@@ -206,13 +206,22 @@ def _convert_chunk(task: ChunkTask, chunk: int) -> ChunkResult:
                 sizes[position] = decoded.height, decoded.width
                 modes[decoded.mode] += 1
                 warnings += decoded.warnings
+                peak_16bit = max(peak_16bit, decoded.peak_16bit)
             for file in files:
                 file.mark_filled()
         for file in files:
             file.finish(task.chunk_images - len(indices))
     for work, file in zip(works, files, strict=True):
         receipt = Receipt(
-            file.sha256, file.sums.tolist(), file.squares.tolist(), bad, dict(modes), warnings, sizes, stamps
+            file.sha256,
+            file.sums.tolist(),
+            file.squares.tolist(),
+            bad,
+            dict(modes),
+            warnings,
+            sizes,
+            stamps,
+            peak_16bit,
         )
         write_receipt(work, chunk, receipt, task.name, task.check_alive)
     return ChunkResult(chunk, len(indices), len(bad), time.monotonic() - start)

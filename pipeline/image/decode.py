@@ -15,8 +15,9 @@ import numpy as np
 import simplejpeg
 
 from pipeline.errors import BadSample
-from pipeline.image.pil_decode import check_pixels, jpeg_orientation, open_rgb
-from pipeline.image.pixel_modes import BACKGROUND, array_to_rgb, to_array
+from pipeline.image.beyond_pillow import PROGRESSIVE_JPEG, jpeg_frame
+from pipeline.image.pil_decode import PLAIN_PEAK_BYTES, check_pixels, jpeg_orientation, open_rgb
+from pipeline.image.pixel_modes import DecodeOptions, array_to_rgb, to_array
 from pipeline.image.placement import Placement, crop_placement
 from pipeline.image.resize import resize_into
 from pipeline.store.geometry import Geometry
@@ -25,20 +26,13 @@ JPEG_START = b"\xff\xd8"
 # Half-scale JPEG decoding where each stored pixel covers at least this many source pixels in both directions: the
 # mean absolute difference to the full decode is 0.4 of 255 on average and below 1 in each of 100 photographs.
 HALF_SCALE = 6.0
+# A progressive JPEG takes as long as its scans times its pixels: 2.6 ns, as measured. Encoders make about ten scans.
+USUAL_SCANS, MAX_SCANS, MAX_SCANNED_PIXELS = 20, 100, 1 << 30
+PROGRESSIVE_PEAK_BYTES = 9  # a pixel's memory: three bytes, and three coefficients of two
 KEPT_BYTES = 1 << 26  # a decode buffer up to this size is kept for the next image
 
 
-@dataclass(frozen=True)
-class DecodeOptions:
-    """How to decode.
-
-    Args:
-        max_pixels: larger images are refused before they are decoded.
-        background: what shows through transparent pixels, (R, G, B).
-    """
-
-    max_pixels: int = 178_956_970
-    background: tuple[int, int, int] = BACKGROUND
+DEFAULTS = DecodeOptions()
 
 
 @dataclass(frozen=True)
@@ -49,12 +43,14 @@ class Decoded:
         height, width: of the source in pixels, after the EXIF transpose where that is asked for.
         mode: PIL's name of the source's pixel mode.
         warnings: how often the decoder complained about a sample that it could decode all the same.
+        peak_16bit: highest of the 8-bit levels that levels of 16 bits became; -1 for sources of other depths.
     """
 
     height: int
     width: int
     mode: str
     warnings: int
+    peak_16bit: int = -1
 
 
 class _Buffers(threading.local):
@@ -78,7 +74,7 @@ def decode_into(
     data: bytes | np.ndarray,
     geometries: Sequence[Geometry],
     outs: Sequence[np.ndarray],
-    options: DecodeOptions = DecodeOptions(),
+    options: DecodeOptions = DEFAULTS,
 ) -> Decoded:
     """Decode once, resize once per geometry. (A JPEG that some sizes take at half scale is decoded twice.)
 
@@ -95,17 +91,20 @@ def decode_into(
     Raises:
         BadSample: it can't be converted; `outs` are untouched.
     """
-    if isinstance(data, np.ndarray):
-        pixels, decoded = _from_array(data, options)
-    elif len(data) == 0:
-        raise BadSample("empty")
-    else:
-        fast = _jpeg_into(data, geometries, outs, options)
-        if fast is not None:
-            return fast
-        pixels, decoded = _decode_pil(data, options, exif_transpose=geometries[0].exif_transpose)
-    for geometry, out in zip(geometries, outs, strict=True):
-        _resize_into(pixels, crop_placement(decoded.height, decoded.width, geometry), geometry, out)
+    try:
+        if isinstance(data, np.ndarray):
+            pixels, decoded = _from_array(data, options)
+        elif len(data) == 0:
+            raise BadSample("empty")
+        else:
+            fast = _jpeg_into(data, geometries, outs, options)
+            if fast is not None:
+                return fast
+            pixels, decoded = _decode_pil(data, options, exif_transpose=geometries[0].exif_transpose)
+        for geometry, out in zip(geometries, outs, strict=True):
+            _resize_into(pixels, crop_placement(decoded.height, decoded.width, geometry), geometry, out)
+    except MemoryError:
+        raise BadSample("out-of-memory") from None
     return decoded
 
 
@@ -133,11 +132,17 @@ def _jpeg_into(
     """`decode_into` for JPEGs that simplejpeg decodes without complaint; None for everything else."""
     if data[:2] != JPEG_START:
         return None
+    frame = jpeg_frame(data)
+    if frame is not None and frame.marker in PROGRESSIVE_JPEG:
+        check_pixels(frame.height, frame.width, options, PROGRESSIVE_PEAK_BYTES)
+        scans = data.count(b"\xff\xda")
+        if scans > max(USUAL_SCANS, min(MAX_SCANS, MAX_SCANNED_PIXELS // max(1, frame.height * frame.width))):
+            raise BadSample("too-complex", f"a progressive JPEG of {scans} scans")
     try:
         height, width, colors, _ = simplejpeg.decode_jpeg_header(data)
     except ValueError:
         return None
-    check_pixels(height, width, options.max_pixels)
+    check_pixels(height, width, options, 3)
     if colors not in ("YCbCr", "Gray", "RGB"):
         return None
     orientation = jpeg_orientation(data) if geometries[0].exif_transpose else 1
@@ -183,22 +188,17 @@ def _transpose(pixels: np.ndarray, orientation: int) -> np.ndarray:
 
 def _decode_pil(data: bytes, options: DecodeOptions, *, exif_transpose: bool) -> tuple[np.ndarray, Decoded]:
     """RGB pixels of anything that PIL reads."""
-    image, mode, warnings = open_rgb(
-        data, max_pixels=options.max_pixels, background=options.background, exif_transpose=exif_transpose
-    )
-    if data[:2] == JPEG_START and mode != "CMYK":
-        warnings += 1  # simplejpeg refused the data, but PIL found all pixels
+    image, mode, is_16bit, warnings = open_rgb(data, options, exif_transpose=exif_transpose)
     pixels = to_array(image, _buffer(image.height, image.width))
-    return pixels, Decoded(image.height, image.width, mode, warnings)
+    peak = int(pixels.max()) if is_16bit else -1
+    return pixels, Decoded(image.height, image.width, mode, warnings, peak)
 
 
 def _from_array(array: np.ndarray, options: DecodeOptions) -> tuple[np.ndarray, Decoded]:
     """RGB pixels of an array."""
     if array.ndim in (2, 3):
-        check_pixels(array.shape[0], array.shape[1], options.max_pixels)
-    try:
-        pixels = array_to_rgb(array, options.background)
-    except ValueError as error:
-        raise BadSample("bad-shape", str(error)) from None
+        check_pixels(array.shape[0], array.shape[1], options, PLAIN_PEAK_BYTES)
+    pixels = array_to_rgb(array, options)
     mode = {1: "L", 3: "RGB", 4: "RGBA"}[array.shape[2] if array.ndim == 3 else 1]
-    return pixels, Decoded(array.shape[0], array.shape[1], mode, 0)
+    peak = int(pixels.max()) if array.dtype == np.uint16 else -1
+    return pixels, Decoded(array.shape[0], array.shape[1], mode, 0, peak)

@@ -17,9 +17,15 @@ _TiffHandler = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c
 
 
 class DecodeWarnings(logging.Handler):
-    """`count` is how many warnings, log records and libtiff messages came; complete once the context has ended."""
+    """What was said.
+
+    Attributes:
+        count: how many warnings, log records and libtiff messages came; complete once the context has ended.
+        codec_is_missing: libtiff was built without a TIFF's compression.
+    """
 
     count = 0
+    codec_is_missing = False
 
     def emit(self, record: logging.LogRecord) -> None:
         self.count += 1
@@ -49,6 +55,7 @@ def _libtiff_counted(noted: DecodeWarnings) -> Iterator[None]:
 
     def count(module: int | None, text: int | None, arguments: int | None) -> None:
         noted.count += 1
+        noted.codec_is_missing |= text is not None and b"not configured" in ctypes.string_at(text)
 
     handler = _TiffHandler(count)
     previous = library.TIFFSetErrorHandler(ctypes.cast(handler, ctypes.c_void_p))
@@ -64,18 +71,21 @@ def captured_warnings(max_pixels: int) -> Iterator[DecodeWarnings]:
 
     All of this is global to the process, hence a lock: one PIL decode at a time. Conversion runs on processes.
     """
-    noted, logger = DecodeWarnings(logging.WARNING), logging.getLogger("PIL")
+    noted, loggers = DecodeWarnings(logging.WARNING), [logging.getLogger(name) for name in ("PIL", "tifffile")]
     with _lock, warnings.catch_warnings(record=True) as caught, _libtiff_counted(noted):
         warnings.simplefilter("always")
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-        settings = Image.MAX_IMAGE_PIXELS, PngImagePlugin.MAX_TEXT_CHUNK, logger.propagate
+        settings = Image.MAX_IMAGE_PIXELS, PngImagePlugin.MAX_TEXT_CHUNK, [logger.propagate for logger in loggers]
         Image.MAX_IMAGE_PIXELS = max_pixels / 2  # type: ignore[assignment] # PIL refuses more than twice as many
         PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY  # a big colour profile is no reason to fail
-        logger.propagate = False
-        logger.addHandler(noted)
+        for logger in loggers:
+            logger.propagate = False
+            logger.addHandler(noted)
         try:
             yield noted
         finally:
-            logger.removeHandler(noted)
-            Image.MAX_IMAGE_PIXELS, PngImagePlugin.MAX_TEXT_CHUNK, logger.propagate = settings
+            Image.MAX_IMAGE_PIXELS, PngImagePlugin.MAX_TEXT_CHUNK, propagated = settings
+            for logger, value in zip(loggers, propagated, strict=True):
+                logger.removeHandler(noted)
+                logger.propagate = value
             noted.count += len(caught)

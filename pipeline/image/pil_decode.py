@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+from typing import NamedTuple
 
 from PIL import (  # noqa: F401 - each plugin registers its format
     AvifImagePlugin,
@@ -24,56 +25,110 @@ from PIL import (  # noqa: F401 - each plugin registers its format
 )
 
 from pipeline.errors import BadSample
+from pipeline.image.beyond_pillow import Levels, plugin_formats, read_levels, read_tiff, tiff_needs_levels
 from pipeline.image.decode_warnings import DecodeWarnings, captured_warnings
-from pipeline.image.pixel_modes import to_rgb
+from pipeline.image.pixel_modes import BITS_PER_SAMPLE, DecodeOptions, levels_to_rgb, to_rgb
 from pipeline.text import one_line
 
 # Formats that the content may be in. Each starts with a signature, so that text can't pass for an image, and none
 # runs another program.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM", "ICO", "QOI")
 EXIF_ORIENTATION = 0x0112
+# Memory that decoding takes at its peak, in bytes for each pixel, as measured.
+PEAK_BYTES = {"WEBP": 25, "JPEG2000": 25, "AVIF": 20, "JXL": 21}
+DEEP_PEAK_BYTES, PLAIN_PEAK_BYTES = 20, 8  # other formats: with alpha or more than 8 bits, and without
+TIFF_STARTS = (b"II", b"MM")
+TIFF_LIMITS = ("unknown pixel mode", "unknown raw mode", "samples per pixel", "codec configuration")
+"""What Pillow says of a TIFF that is laid out in a way that it can't read."""
+PLAIN_MODES = ("1", "L", "P", "RGB", "CMYK", "YCbCr")
 
 
-def check_pixels(height: int, width: int, max_pixels: int) -> None:
-    """Raise BadSample where an image is larger than allowed."""
-    if height * width > max_pixels:
-        raise BadSample("too-large", f"{width} x {height} pixels; --max-pixels is {max_pixels:,}")
+class Opened(NamedTuple):
+    """An image of mode RGB; of its source: PIL's name of the mode, whether levels have 16 bits, decoder warnings."""
+
+    rgb: Image.Image
+    mode: str
+    is_16bit: bool
+    warnings: int
 
 
-def open_rgb(
-    data: bytes, *, max_pixels: int, background: tuple[int, int, int], exif_transpose: bool
-) -> tuple[Image.Image, str, int]:
+def check_pixels(height: int, width: int, options: DecodeOptions, peak_bytes: int = DEEP_PEAK_BYTES) -> None:
+    """Raise BadSample where an image has more pixels, or takes more memory (in bytes for each pixel), than allowed."""
+    if height * width > options.max_pixels:
+        raise BadSample("too-large", f"{width} x {height} pixels; --max-pixels is {options.max_pixels:,}")
+    if height * width * peak_bytes > options.max_bytes:
+        needed, allowed = height * width * peak_bytes / 1e9, options.max_bytes / 1e9
+        raise BadSample(
+            "too-large",
+            f"{width} x {height} pixels take {needed:.1f} GB to decode, of {allowed:.1f} GB; raise --max-pixels",
+        )
+
+
+def open_rgb(data: bytes, options: DecodeOptions, *, exif_transpose: bool) -> Opened:
     """The first frame of an encoded image.
 
     Args:
         data: the file's bytes; they decide the format.
-        max_pixels: larger images are refused before they are decoded.
-        background: what shows through where the image is transparent.
+        options: limits, background and scale.
         exif_transpose: turn the image upright.
-
-    Returns:
-        An image of mode RGB; PIL's name of the source's mode; and how often the decoder complained.
 
     Raises:
         BadSample: the image can't be converted.
+        MemoryError: it doesn't fit into memory.
     """
-    with captured_warnings(max_pixels) as noted:
+    with captured_warnings(options.max_pixels) as noted:
         try:
-            image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
-            check_pixels(image.height, image.width, max_pixels)
-            image.load()
-            check_pixels(image.height, image.width, max_pixels)  # of an icon it is known only now
-            mode = image.mode
-            if exif_transpose:
-                _turn_upright(image, noted)
-            image = to_rgb(image, background)
+            image, mode, deep = _open(data, options, exif_transpose, noted)
         except (BadSample, MemoryError):
             raise
-        except UnidentifiedImageError:
-            raise _why_unidentified(data) from None
         except Exception as error:  # PIL's decoders raise all kinds of errors on damaged files
-            raise _bad_sample(error, data) from None
-    return image, mode, noted.count
+            bad = _why_unidentified(data) if isinstance(error, UnidentifiedImageError) else _bad_sample(error, data)
+            if not data.startswith(TIFF_STARTS) or not (bad.reason == "unsupported" or noted.codec_is_missing):
+                raise bad from None
+            image, mode, deep = _from_levels(read_tiff(data, options, check_pixels, bad.detail), options)
+    return Opened(image, mode, deep, noted.count)
+
+
+def _open(
+    data: bytes, options: DecodeOptions, exif_transpose: bool, noted: DecodeWarnings
+) -> tuple[Image.Image, str, bool]:
+    levels = read_levels(data, options, check_pixels)
+    if levels is not None:
+        return _from_levels(levels, options)
+    image: Image.Image = Image.open(io.BytesIO(data), formats=plugin_formats(data) or FORMATS)
+    _check_image(image, options)
+    if image.format == "TIFF" and tiff_needs_levels(image, options):
+        return _from_levels(read_tiff(data, options, check_pixels, "Pillow reads its layout wrongly"), options)
+    image.load()
+    _check_image(image, options)  # of an icon the size is known only now
+    mode, deep = image.mode, _is_16bit(image, data)
+    if image.format == "PNG" and mode == "L" and "transparency" in image.info:
+        image.info["transparency"] *= {2: 85, 4: 17}.get(data[24], 1)  # which PIL leaves at the file's depth
+    if image.format == "JPEG" and mode != "CMYK":
+        noted.count += 1  # simplejpeg refused the data, but PIL found all pixels
+    if exif_transpose:
+        _turn_upright(image, noted)
+    return to_rgb(image, options), mode, deep
+
+
+def _check_image(image: Image.Image, options: DecodeOptions) -> None:
+    plain = image.mode in PLAIN_MODES and not image.has_transparency_data
+    peak = PEAK_BYTES.get(image.format or "", PLAIN_PEAK_BYTES if plain else DEEP_PEAK_BYTES)
+    check_pixels(image.height, image.width, options, peak)
+
+
+def _is_16bit(image: Image.Image, data: bytes) -> bool:
+    """Whether the file gives 16 bits to each level, of which few may be in use."""
+    if image.format == "TIFF":
+        return bool(image.tag_v2.get(BITS_PER_SAMPLE, (1,))[0] == 16)  # type: ignore[attr-defined]
+    return image.mode.startswith("I;16") or (image.format == "PNG" and data[24:25] == b"\x10")
+
+
+def _from_levels(levels: Levels, options: DecodeOptions) -> tuple[Image.Image, str, bool]:
+    array, maximum = levels
+    mode = "L" if array.ndim == 2 else "RGB"
+    deep = f";{8 * array.itemsize}" if array.itemsize > 1 else ""
+    return Image.fromarray(levels_to_rgb(array, maximum, options)), mode + deep, maximum == 65535
 
 
 def jpeg_orientation(data: bytes) -> int:
@@ -115,7 +170,9 @@ def _bad_sample(error: Exception, data: bytes) -> BadSample:
     lower = text.lower()
     if isinstance(error, Image.DecompressionBombError):
         return BadSample("too-large", text.partition(" exceeds")[0])
-    if "not available" in lower or "support not installed" in lower:
+    if data.startswith(TIFF_STARTS) and isinstance(error.__cause__, KeyError):
+        return BadSample("unsupported", f"compression {text}")
+    if "not available" in lower or "support not installed" in lower or any(sign in lower for sign in TIFF_LIMITS):
         return BadSample("unsupported", text)
     early = any(sign in lower for sign in ("truncated", "unexpected end", "requires a buffer")) or _ends_early(data)
     if early or isinstance(error, EOFError | struct.error | IndexError):

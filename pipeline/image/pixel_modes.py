@@ -2,35 +2,68 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 from PIL import Image
 
-BITS_PER_SAMPLE = 258  # TIFF tags
-PHOTOMETRIC = 262
+from pipeline.errors import BadSample
+
+BITS_PER_SAMPLE, PHOTOMETRIC, SAMPLE_FORMAT = 258, 262, 339  # TIFF tags
 MIN_IS_WHITE = 0
 STRIP_PIXELS = 1 << 20
-BACKGROUND = (255, 255, 255)
-"""What shows through transparent pixels, (R, G, B)."""
+WHITE_16BIT = 65535
 
 
-def to_rgb(image: Image.Image, background: tuple[int, int, int]) -> Image.Image:
-    """A loaded image in mode RGB.
+@dataclass(frozen=True)
+class DecodeOptions:
+    """How to decode.
 
     Args:
-        image: in any mode that PIL reads.
-        background: what shows through where the image is transparent.
+        max_pixels: larger images are refused before they are decoded.
+        background: what shows through transparent pixels, (R, G, B).
+        scale_16bit: the level that becomes white in images of 16 bits a channel; `max`: each image's own highest.
+    """
+
+    max_pixels: int = 178_956_970
+    background: tuple[int, int, int] = (255, 255, 255)
+    scale_16bit: int | str = WHITE_16BIT
+
+    @property
+    def max_bytes(self) -> int:
+        """Memory that decoding one image may take: 2 GB, or 12 bytes for each allowed pixel where that is more."""
+        return max(2_000_000_000, 12 * self.max_pixels)
+
+    def to_recipe(self) -> dict[str, Any]:
+        """What a store records of it."""
+        recipe: dict[str, Any] = {"max_pixels": self.max_pixels, "background": list(self.background)}
+        return recipe if self.scale_16bit == WHITE_16BIT else {**recipe, "scale_16bit": self.scale_16bit}
+
+    @classmethod
+    def from_recipe(cls, recipe: dict[str, Any]) -> DecodeOptions:
+        """The options that a store's recipe records. Raises KeyError, TypeError or ValueError where it is damaged."""
+        scale = recipe.get("scale_16bit", WHITE_16BIT)
+        return cls(recipe["max_pixels"], tuple(recipe["background"]), scale)
+
+
+def to_rgb(image: Image.Image, options: DecodeOptions = DecodeOptions()) -> Image.Image:
+    """A loaded image, in any mode that PIL reads, in mode RGB.
 
     Raises:
+        BadSample: its levels can't be scaled to 8 bits.
         ValueError: PIL can't convert this mode.
     """
     transparency = image.info.get("transparency")
     if image.mode in ("F", "I") or image.mode.startswith("I;16"):
         levels = np.asarray(image)
-        rgb = Image.fromarray(scale_to_8_bit(levels, _declared_maximum(image))).convert("RGB")
+        if image.mode == "I" and image.format == "TIFF" and levels.min() < 0 and _is_unsigned(image):
+            raise BadSample("unsupported", "levels of 32 bits from 2^31 on, which Pillow can't read")
+        rgb = Image.fromarray(levels_to_rgb(levels, _declared_maximum(image), options))
         if _min_is_white(image):
             rgb = Image.fromarray(255 - np.asarray(rgb))
         if isinstance(transparency, int):
-            rgb.paste(background, mask=Image.fromarray(levels == transparency))
+            rgb.paste(options.background, mask=Image.fromarray(levels == transparency))
         return rgb
     if image.mode == "RGB" and isinstance(transparency, tuple) and max(transparency) > 255:
         image = image.copy()  # the caller's image stays as it is
@@ -39,10 +72,14 @@ def to_rgb(image: Image.Image, background: tuple[int, int, int]) -> Image.Image:
     if image.mode == "La":  # PIL converts it to LA only
         image = image.convert("LA")
     if image.has_transparency_data:
-        canvas = Image.new("RGBA", image.size, (*background, 255))
+        canvas = Image.new("RGBA", image.size, (*options.background, 255))
         canvas.alpha_composite(image.convert("RGBA"))
         image = canvas
     return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _is_unsigned(image: Image.Image) -> bool:
+    return bool(image.tag_v2.get(SAMPLE_FORMAT, (1,))[0] == 1)  # type: ignore[attr-defined]
 
 
 def _declared_maximum(image: Image.Image) -> int | None:
@@ -52,7 +89,7 @@ def _declared_maximum(image: Image.Image) -> int | None:
     if image.format == "TIFF":
         bits = int(image.tag_v2.get(BITS_PER_SAMPLE, (16,))[0])  # type: ignore[attr-defined]
         return 2**bits - 1 if image.mode.startswith("I;16") else None
-    return 65535
+    return WHITE_16BIT
 
 
 def _min_is_white(image: Image.Image) -> bool:
@@ -61,20 +98,47 @@ def _min_is_white(image: Image.Image) -> bool:
     )
 
 
-def scale_to_8_bit(levels: np.ndarray, maximum: int | None = 65535) -> np.ndarray:
+def levels_to_rgb(levels: np.ndarray, maximum: int | None, options: DecodeOptions) -> np.ndarray:
+    """uint8 (H, W, 3), C-contiguous, out of levels of any dtype, (H, W) or (H, W, C), C 1, 3 or 4, the last one alpha.
+
+    Args:
+        levels: the levels.
+        maximum: the level that is white, None where the file doesn't say it (see `scale_to_8_bit`).
+        options: the background for alpha, and the scale of levels of 16 bits.
+
+    Raises:
+        BadSample: a level that isn't finite, or is above the scale.
+    """
+    if maximum == WHITE_16BIT and levels.dtype.kind == "u" and options.scale_16bit != WHITE_16BIT:
+        highest = int(levels.max())
+        maximum = max(1, highest) if options.scale_16bit == "max" else int(options.scale_16bit)
+        if highest > maximum:
+            raise BadSample("unsupported", f"a level of {highest}; --scale-16bit is {maximum}")
+    if levels.dtype != np.uint8 or maximum not in (None, 255):
+        levels = scale_to_8_bit(np.ascontiguousarray(levels), maximum)
+    if levels.shape[2:] == (4,):
+        return np.array(to_rgb(Image.fromarray(np.ascontiguousarray(levels)), options))
+    if levels.shape[2:] != (3,):
+        levels = np.repeat(levels.reshape(*levels.shape[:2], 1), 3, axis=2)
+    return np.ascontiguousarray(levels)
+
+
+def scale_to_8_bit(levels: np.ndarray, maximum: int | None = WHITE_16BIT) -> np.ndarray:
     """Levels of more than 8 bits, or fractional ones, as uint8 of the same shape: scaled and rounded, never clipped.
 
     Args:
-        levels: uint16, int32 or float32, any shape.
+        levels: integers or floats, any shape.
         maximum: the level that becomes 255. None takes 1 (fractional levels only), 255 or 65535, the smallest that
             holds all levels; when none does, or some are negative, the image's own minimum to maximum become 0 to 255.
-            Levels that aren't finite count as 0.
+
+    Raises:
+        BadSample: a level is NaN or infinite.
     """
-    low = 0.0
-    high = float(maximum or 0)
+    low, high = 0.0, float(maximum or 0)
     if maximum is None or levels.dtype.kind != "u":
-        levels = np.nan_to_num(levels, nan=0.0, posinf=0.0, neginf=0.0) if levels.dtype.kind == "f" else levels
         smallest, largest = float(levels.min()), float(levels.max())
+        if not np.isfinite(smallest + largest):  # NaN, too, comes out of min
+            raise BadSample("unsupported", "levels that are NaN or infinite")
         ranges = [high] if maximum else [*([1.0] if levels.dtype.kind == "f" else []), 255.0, 65535.0]
         fitting = [top for top in ranges if largest <= top and smallest >= 0]
         low, high = (0.0, fitting[0]) if fitting else (smallest, largest)
@@ -101,33 +165,31 @@ def image_to_array(image: Image.Image) -> np.ndarray:
     """A PIL image that a program made or opened, as the array that decodes like the same picture in a file.
 
     Returns:
-        uint8 (H, W) or (H, W, 3).
+        uint8 (H, W) or (H, W, 3); uint16 (H, W) where the image's levels have 16 bits.
 
     Raises:
+        BadSample: its levels can't be scaled to 8 bits.
         OSError: it was opened from a file whose data are damaged.
         ValueError: PIL can't convert its mode.
     """
     image.load()
     if image.mode == "L" and not image.has_transparency_data:
         return np.asarray(image)
-    return np.asarray(to_rgb(image, BACKGROUND))
+    plain = "transparency" not in image.info and not _min_is_white(image)
+    if plain and image.mode.startswith("I;16") and _declared_maximum(image) == WHITE_16BIT:
+        return np.asarray(image).astype(np.uint16)
+    return np.asarray(to_rgb(image))
 
 
-def array_to_rgb(array: np.ndarray, background: tuple[int, int, int]) -> np.ndarray:
+def array_to_rgb(array: np.ndarray, options: DecodeOptions = DecodeOptions()) -> np.ndarray:
     """uint8 (H, W, 3), C-contiguous, out of uint8 or uint16 (H, W), (H, W, 1), (H, W, 3) or (H, W, 4).
 
     16 bits are scaled to 8, a fourth channel is alpha over the background.
 
     Raises:
-        ValueError: another dtype or shape, or no pixels.
+        BadSample: another dtype or shape, no pixels, or a level above the scale.
     """
     channels = {2: 1, 3: array.shape[-1]}.get(array.ndim)
     if array.dtype not in (np.uint8, np.uint16) or channels not in (1, 3, 4) or array.size == 0:
-        raise ValueError(f"array of {array.dtype} {array.shape}")
-    if array.dtype != np.uint8:
-        array = scale_to_8_bit(np.ascontiguousarray(array))
-    if channels == 4:
-        return np.array(to_rgb(Image.fromarray(np.ascontiguousarray(array)), background))
-    if channels == 1:
-        array = np.repeat(array.reshape(*array.shape[:2], 1), 3, axis=2)
-    return np.ascontiguousarray(array)
+        raise BadSample("bad-shape", f"array of {array.dtype} {array.shape}")
+    return levels_to_rgb(array, None if array.dtype == np.uint8 else WHITE_16BIT, options)

@@ -9,6 +9,7 @@ Where it can't be built Pillow resizes, too: slower, and pixels differ by 1 or 2
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import threading
@@ -38,6 +39,9 @@ def software_versions() -> dict[str, str]:
     versions = {"efficient-imagenet": __version__, "resizer": resizer()}
     for name in ("pillow", "simplejpeg", "numpy", "zarr"):
         versions[name] = importlib.metadata.version(name)
+    for name in ("imagecodecs", "tifffile", "pillow-heif", "pillow-jxl-plugin"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # these are extras
+            versions[name] = importlib.metadata.version(name)
     for feature in ("libjpeg_turbo", "zlib", "webp", "avif", "jpg_2000", "libtiff"):
         versions[feature.replace("jpg_2000", "openjpeg")] = str(features.version(feature))
     return versions

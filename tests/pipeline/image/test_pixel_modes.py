@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import struct
 from typing import Any
 
@@ -10,14 +11,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline.image.pixel_modes import array_to_rgb, scale_to_8_bit, to_array, to_rgb
+from pipeline.errors import BadSample
+from pipeline.image.pixel_modes import DecodeOptions, array_to_rgb, image_to_array, scale_to_8_bit, to_array, to_rgb
 
 pytestmark = pytest.mark.quick
 WHITE, RED, GREEN, BLUE = (255, 255, 255), (255, 0, 0), (0, 255, 0), (0, 0, 255)
 
 
 def one_pixel(image: Image.Image, background: tuple[int, int, int] = WHITE) -> tuple[int, ...]:
-    rgb = to_rgb(image, background)
+    rgb = to_rgb(image, DecodeOptions(background=background))
     assert rgb.mode == "RGB"
     return tuple(np.asarray(rgb)[0, 0].tolist())
 
@@ -68,7 +70,7 @@ def test_hidden_colours_of_transparent_pixels_never_show() -> None:
     pixels = np.zeros((4, 4, 4), np.uint8)
     pixels[:, 2:] = (0, 255, 0, 255)
     pixels[:, :2] = (255, 0, 0, 0)  # red below full transparency
-    assert not np.any(np.all(np.asarray(to_rgb(Image.fromarray(pixels), WHITE)) == RED, axis=2))
+    assert not np.any(np.all(np.asarray(to_rgb(Image.fromarray(pixels))) == RED, axis=2))
 
 
 def palette_image() -> Image.Image:
@@ -87,7 +89,7 @@ def test_palette_is_expanded() -> None:
 def test_transparent_palette_entry_becomes_background(transparency: Any) -> None:
     image = reread(palette_image(), "PNG", transparency=transparency)
     assert one_pixel(image, BLUE) == BLUE
-    assert np.asarray(to_rgb(image, BLUE))[1, 1].tolist() == list(GREEN)
+    assert np.asarray(to_rgb(image, DecodeOptions(background=BLUE)))[1, 1].tolist() == list(GREEN)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +126,6 @@ def test_16_bit_is_scaled_and_rounded_never_clipped() -> None:
         (np.array([0.0, 100.0, 200.0], np.float32), None, [0, 100, 200]),
         (np.array([0.0, 257.0, 65535.0], np.float32), None, [0, 1, 255]),
         (np.array([-1.0, 0.0, 1.0], np.float32), None, [0, 128, 255]),
-        (np.array([np.nan, np.inf, 1.0], np.float32), None, [0, 0, 255]),
         (np.array([0, 1, 200], np.int32), None, [0, 1, 200]),
         (np.array([0, 257, 65535], np.int32), None, [0, 1, 255]),
         (np.array([-100, 0, 100], np.int32), None, [0, 128, 255]),
@@ -136,6 +137,50 @@ def test_16_bit_is_scaled_and_rounded_never_clipped() -> None:
 )
 def test_ranges(levels: np.ndarray, maximum: int | None, expected: list[int]) -> None:
     assert scale_to_8_bit(levels, maximum).tolist() == expected
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_levels_that_are_no_numbers_are_refused(value: float) -> None:
+    with pytest.raises(BadSample) as caught:
+        scale_to_8_bit(np.array([0.5, value, 1.0], np.float32), None)
+    assert caught.value.reason == "unsupported"
+
+
+@pytest.mark.parametrize(
+    ("scale", "expected"), [(65535, [0, 8, 16]), (4095, [0, 128, 255]), ("max", [0, 128, 255]), (8191, [0, 64, 127])]
+)
+def test_scale_of_16_bits(scale: int | str, expected: list[int]) -> None:
+    options = DecodeOptions(scale_16bit=scale)
+    levels = np.array([[0, 2048, 4095]], np.uint16)
+    image = Image.fromarray(levels)
+    assert np.asarray(to_rgb(image, options))[0, :, 1].tolist() == expected
+    assert array_to_rgb(levels, options)[0, :, 1].tolist() == expected
+    assert array_to_rgb(np.dstack([levels] * 3), options)[0, :, 2].tolist() == expected
+    assert image_to_array(image).tolist() == levels.tolist()  # so that the scale is applied to it, too
+
+
+def test_a_level_above_the_scale_is_refused() -> None:
+    with pytest.raises(BadSample) as caught:
+        array_to_rgb(np.full((2, 2), 4096, np.uint16), DecodeOptions(scale_16bit=4095))
+    assert caught.value.reason == "unsupported"
+
+
+@pytest.mark.parametrize("scale", [65535, "max", 4095])
+def test_the_scale_is_of_16_bits_only(scale: int | str) -> None:
+    options = DecodeOptions(scale_16bit=scale)
+    assert one_pixel(Image.new("L", (2, 2), 100)) == (100, 100, 100)
+    assert array_to_rgb(np.full((2, 2), 100, np.uint8), options)[0, 0, 0] == 100
+    assert np.asarray(to_rgb(Image.new("F", (2, 2), 0.5), options))[0, 0, 0] == 128
+
+
+def test_recipe_names_the_scale_only_where_it_is_chosen() -> None:
+    for options, keys in (
+        (DecodeOptions(), {"max_pixels", "background"}),
+        (DecodeOptions(1000, (1, 2, 3), "max"), {"max_pixels", "background", "scale_16bit"}),
+    ):
+        recipe = json.loads(json.dumps(options.to_recipe()))
+        assert recipe.keys() == keys
+        assert DecodeOptions.from_recipe(recipe) == options
 
 
 def test_strips_join_without_a_seam(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +204,7 @@ def test_arrays(shape: tuple[int, ...], dtype: type) -> None:
     top = np.iinfo(dtype).max
     array = np.full(shape, top, dtype)
     array[0, 0] = 0
-    rgb = array_to_rgb(array, WHITE)
+    rgb = array_to_rgb(array)
     assert rgb.shape == (2, 3, 3)
     assert rgb[1, 2].tolist() == [255, 255, 255]
     assert rgb[0, 0].tolist() == ([255] * 3 if shape[-1] == 4 else [0] * 3)
@@ -177,15 +222,16 @@ def test_arrays(shape: tuple[int, ...], dtype: type) -> None:
     ],
 )
 def test_other_arrays_are_refused(array: np.ndarray) -> None:
-    with pytest.raises(ValueError, match="array of"):
-        array_to_rgb(array, WHITE)
+    with pytest.raises(BadSample) as caught:
+        array_to_rgb(array)
+    assert caught.value.reason == "bad-shape"
 
 
 def test_arrays_need_not_be_contiguous() -> None:
     array = np.random.default_rng(0).integers(0, 65536, (4, 6, 3), dtype=np.uint16)
     flipped = array[::-1, ::2]
-    np.testing.assert_array_equal(array_to_rgb(flipped, WHITE), array_to_rgb(flipped.copy(), WHITE))
-    assert array_to_rgb(flipped, WHITE).flags.c_contiguous
+    np.testing.assert_array_equal(array_to_rgb(flipped), array_to_rgb(flipped.copy()))
+    assert array_to_rgb(flipped).flags.c_contiguous
 
 
 def test_12_bit_tiff_is_scaled_by_its_own_maximum() -> None:
@@ -195,4 +241,4 @@ def test_12_bit_tiff_is_scaled_by_its_own_maximum() -> None:
     data = b"II*\0" + struct.pack("<I", 16) + packed + b"\0\0" + struct.pack("<H", len(tags))
     data += b"".join(struct.pack("<HHII", tag, kind, 1, value) for tag, kind, value in tags) + bytes(4)
     image = Image.open(io.BytesIO(data))
-    assert np.asarray(to_rgb(image, WHITE))[0, :, 0].tolist() == [0, 128, 255, 64]
+    assert np.asarray(to_rgb(image))[0, :, 0].tolist() == [0, 128, 255, 64]
