@@ -83,6 +83,9 @@ def parse(arguments: Sequence[str], prog: str = PROG) -> argparse.Namespace:
     if not arguments:
         parser.print_help(sys.stderr)
         parser.exit(2)
+    first = arguments[0].partition("=")[0]
+    if first.startswith("--") and first not in parser._option_string_actions:
+        parser.error(f"{first}: flags stand after the command, but for --quiet and --debug")
     args, unknown = parser.parse_known_args(arguments)
     if unknown:
         command = commands[args.command]

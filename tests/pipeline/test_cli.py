@@ -88,6 +88,7 @@ def test_relative_paths(folder: Path, store: Path, tmp_path: Path) -> None:
         (["convert", "{folder}", "x.zarr", "--part", "0/4"], 2, "--part 0/4: I must be from 1 to N"),
         (["convert", "{folder}", "x.zarr", "--quiet", "--verbose"], 2, "--quiet and --verbose contradict each other"),
         (["transmogrify"], 2, "transmogrify"),
+        (["--size", "8", "convert", "{folder}", "x.zarr"], 2, "--size: flags stand after the command"),
         (["verify", "x.zarr"], 2, "no store there"),
         (["info", "{folder}"], 2, "not a store"),
         (["commit", "x.zarr"], 2, "nothing to commit there"),

@@ -127,8 +127,9 @@ def test_what_listens_is_no_scheduler(
         def serve() -> None:
             connection = stack.enter_context(server.accept()[0])
             if answer is not None:
-                connection.sendall(answer)
-                connection.shutdown(socket.SHUT_WR)
+                with contextlib.suppress(OSError):  # the other end may be gone by then
+                    connection.sendall(answer)
+                    connection.shutdown(socket.SHUT_WR)
 
         thread = threading.Thread(target=serve)
         thread.start()
