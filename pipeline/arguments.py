@@ -189,6 +189,12 @@ def _add_others(command: Callable[..., Parser]) -> None:
     report.place("store", "the store's folder")
     report.flag("--out", "the page", metavar="FILE.html", is_path=True, shown="STORE with .html instead of .zarr")
 
+    warm = command("warm", "Read a store into memory, in the largest pages, before training.", name)
+    warm.place("store", "the store's folder")
+    warm.flag("--split", "name of a split, may be given several times", action="append", metavar="NAME", shown="all")
+    text = "read at most so many GB (10^9 bytes)"
+    warm.flag("--size-limit", text, type=float, metavar="GB", shown="what the available memory holds")
+
     bench = command("bench", "Measure how fast this machine reads a store.", name)
     bench.place("store", "the store's folder")
     bench.flag("--json", "print JSON", action="store_true")

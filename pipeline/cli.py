@@ -84,6 +84,12 @@ def _run_report(args: Namespace) -> None:
     _out(printable(str(write_report(args.store, args.out))))
 
 
+def _run_warm(args: Namespace) -> None:
+    from pipeline.commands.warm import warm, warm_text
+
+    _out(warm_text(warm(args.store, split=args.split, size_limit=args.size_limit, quiet=args.quiet)))
+
+
 def _run_bench(args: Namespace) -> None:
     benchmark = _trainer("bench", "trainer.bench.command")
     _show(args, benchmark.bench(args.store), benchmark.bench_text)
@@ -96,6 +102,7 @@ COMMANDS: dict[str, Callable[[Namespace], None]] = {
     "verify": _run_verify,
     "copy": _run_copy,
     "report": _run_report,
+    "warm": _run_warm,
     "bench": _run_bench,
 }
 

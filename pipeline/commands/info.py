@@ -7,7 +7,9 @@ from collections import Counter
 from typing import Any
 
 from pipeline import __version__
+from pipeline.commands.warm import pages_text
 from pipeline.image.resize import resizer, software_versions
+from pipeline.store.page_cache import cached_shares
 from pipeline.store.reader import Store
 from pipeline.text import counted, printable
 
@@ -30,6 +32,7 @@ def store_info(path: str | os.PathLike[str]) -> dict[str, Any]:
         split = store[name]
         files = [split.chunk_path(chunk) for chunk in range(split.num_chunks)]
         attrs = split.attrs
+        cached, huge = (cached_shares(split) if split.is_raw else None) or (None, None)
         splits[name] = {
             "num_samples": split.num_samples,
             "num_valid": split.num_valid,
@@ -38,6 +41,8 @@ def store_info(path: str | os.PathLike[str]) -> dict[str, Any]:
             "chunk_files": split.num_chunks,
             "bytes": sum(file.stat().st_size for file in files),
             "codecs": split.codecs,
+            "in_memory": cached,
+            "in_2mb_pages": huge,
             "mean": split.mean,
             "std": split.std,
             "bad_samples": dict(Counter(bad["reason"] for bad in attrs["bad_samples"])),
@@ -88,7 +93,7 @@ def store_text(info: dict[str, Any]) -> str:
             + (f", of them {bad:,} bad ({reasons})" if bad else ""),
             (
                 f"  files  {split['chunk_files']:,} of {counted(split['chunk_images'], 'image')}; "
-                f"{split['bytes']:,} bytes; {codecs}"
+                f"{split['bytes']:,} bytes; {codecs}{pages_text(split)}"
             ),
             f"  order  {order}",
             f"  mean, std {mean}; {std}",

@@ -18,7 +18,10 @@ import numpy as np
 from pipeline.errors import StoreError
 
 PAGE_BYTES = mmap.PAGESIZE
+HUGE_BYTES = 2**21
+"""The kernel maps so much at once where a file is cached in pieces of it, and mapped at a multiple of it."""
 MADV_WILLNEED = getattr(mmap, "MADV_WILLNEED", 3)
+_MAP_FIXED = 0x10  # on Linux, macOS and BSD
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
@@ -42,18 +45,18 @@ MADVISE_ADDRESS: int | None = ctypes.cast(LIBC.madvise, ctypes.c_void_p).value i
 
 
 class _Mapping:
-    """Owns the maps made through libc, and undoes them when nobody refers to it any more."""
+    """A range of addresses, mapped to nothing yet; given up when nobody refers to it any more."""
 
-    def __init__(self, length: int) -> None:
-        self.addresses: list[int] = []
-        finalizer = weakref.finalize(self, _unmap, self.addresses, length)
+    def __init__(self, length: int, where: str) -> None:
+        assert LIBC is not None
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+        address = LIBC.mmap(None, length, 0, flags, -1, 0)
+        if address is None or address == _MAP_FAILED:
+            why = os.strerror(ctypes.get_errno())
+            raise StoreError(f"{where}: {length:,} bytes can't be mapped ({why}); check `ulimit -v`")
+        self.address = int(address)
+        finalizer = weakref.finalize(self, LIBC.munmap, address, length)
         finalizer.atexit = False  # the process's end unmaps; threads may still read until then
-
-
-def _unmap(addresses: list[int], length: int) -> None:
-    assert LIBC is not None
-    for address in addresses:
-        LIBC.munmap(address, length)
 
 
 class ChunkMaps:
@@ -78,12 +81,15 @@ class ChunkMaps:
             self._views = {i: np.memmap(path, np.uint8, "r", shape=(chunk_bytes,)) for i, path in enumerate(paths)}
             self.addresses = np.array([view.ctypes.data for view in self._views.values()], np.int64)
             return
-        self._mapping = _Mapping(chunk_bytes)
-        for path in paths:
-            self._mapping.addresses.append(self._map(path))
-        self.addresses = np.array(self._mapping.addresses, np.int64)
+        step = HUGE_BYTES if chunk_bytes >= HUGE_BYTES else PAGE_BYTES
+        stride = -(-chunk_bytes // step) * step
+        self._mapping = _Mapping(len(paths) * stride + step, f"{paths[0]} ..." if paths else "no files")
+        first = -(-self._mapping.address // step) * step
+        self.addresses = first + np.arange(len(paths)) * stride
+        for path, address in zip(paths, self.addresses.tolist(), strict=True):
+            self._map(path, address)
 
-    def _map(self, path: str | os.PathLike[str]) -> int:
+    def _map(self, path: str | os.PathLike[str], address: int) -> None:
         assert LIBC is not None
         try:
             fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
@@ -92,13 +98,13 @@ class ChunkMaps:
         try:
             if os.fstat(fd).st_size < self.chunk_bytes:
                 raise StoreError(f"{path}: shorter than {self.chunk_bytes:,} bytes; restore the file or convert again")
-            address = LIBC.mmap(None, self.chunk_bytes, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
+            flags = mmap.MAP_SHARED | _MAP_FIXED
+            mapped = LIBC.mmap(address, self.chunk_bytes, mmap.PROT_READ, flags, fd, 0)
         finally:
             os.close(fd)
-        if address is None or address == _MAP_FAILED:
+        if mapped != address:
             code = ctypes.get_errno()
             raise StoreError(f"{path}: can't be mapped ({os.strerror(code)}); check `ulimit -v` and vm.max_map_count")
-        return int(address)
 
     def __len__(self) -> int:
         return len(self.addresses)

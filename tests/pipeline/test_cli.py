@@ -164,7 +164,7 @@ def test_nobody_reads_the_output(store: Path, command: str) -> None:
     assert "Error" not in done.stderr
 
 
-@pytest.mark.parametrize("command", ["convert", "commit", "info", "verify", "copy", "report", "bench"])
+@pytest.mark.parametrize("command", ["convert", "commit", "info", "verify", "copy", "report", "warm", "bench"])
 def test_every_command_explains_itself(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,6 +11,7 @@ import os
 from typing import Any
 
 from pipeline.errors import UsageError
+from pipeline.store.page_cache import cached_shares
 from pipeline.store.reader import open_store
 from pipeline.text import counted
 from trainer.bench.machine import describe
@@ -68,6 +69,7 @@ def bench(store: str | os.PathLike[str], *, split: str = "train", crop: int | No
             "image_shape": list(part.image_shape),
             "images_measured": measurement.count,
             "batch_size": measurement.batch_size,
+            "in_2mb_pages": (cached_shares(part) or (None, None))[1],
         },
         "warm": warm,
         "cold": cold,
@@ -98,7 +100,8 @@ def bench_text(result: dict[str, Any]) -> str:
     machine, store = result["machine"], result["store"]
     lines = [
         f"{machine['processor']}, {machine['cores']} cores; {store['path']}/{store['split']}",
-        f"{store['image_shape']}, {store['images_measured']:,} images, batch {store['batch_size']}",
+        f"{store['image_shape']}, {store['images_measured']:,} images, batch {store['batch_size']}"
+        + ("" if store["in_2mb_pages"] is None else f"; {store['in_2mb_pages']:.0%} of the split in 2 MB pages"),
         "",
         f"{'in memory':34} {'threads':>7} {'images/s':>10} {'of the bare copy':>17}",
     ]
