@@ -85,8 +85,9 @@ bench: $(VENV)/.setup-dev
 	$(BIN)/python -m tests.bench
 
 docs: $(VENV)/.setup-dev
-	$(BIN)/python -m pdoc --output-directory build/docs --docformat google pipeline.conversion.api pipeline.store.reader \
-	  trainer.dataset trainer.loader trainer.order trainer.augment trainer.resample
+	$(BIN)/python -m pdoc --output-directory build/docs --docformat google pipeline.conversion.api \
+	  pipeline.conversion.options pipeline.store.reader trainer.dataset trainer.loader trainer.order \
+	  trainer.augment trainer.resample
 
 gpu-check: setup
 	$(BIN)/python -m trainer.gpu_check $(ARGS)

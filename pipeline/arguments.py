@@ -153,7 +153,7 @@ def _add_convert(command: Callable[..., Parser]) -> None:
         if item.name != "quiet":  # which all commands have
             flag = f"--{item.name.replace('_', '-')}"
             # Only what was given arrives: the defaults are the dataclass's.
-            parser.flag(flag, str(texts[item.name]), default=argparse.SUPPRESS, shown=item.default, **options)
+            parser.flag(flag, texts.get(item.name) or "", default=argparse.SUPPRESS, shown=item.default, **options)
 
 
 def _add_others(command: Callable[..., Parser]) -> None:
