@@ -12,7 +12,7 @@ from pipeline.commands.gallery import Picture
 from pipeline.commands.survey import ClassSurvey, SizeSurvey, SplitSurvey, quantiles
 from pipeline.errors import BAD_SAMPLE_REASONS
 from pipeline.html.charts import Axis, heat_map, histogram, profile
-from pipeline.html.page import count, short_count
+from pipeline.html.page import count
 from pipeline.store.format import UNLABELLED
 from pipeline.store.reader import Store
 from pipeline.text import as_text
@@ -20,6 +20,7 @@ from pipeline.text import as_text
 MOST_NAMED_CLASSES = 40
 EXTREME_CLASSES = 5
 LISTED_BAD = 50
+CHANNELS = {1: ["gray"], 3: ["red", "green", "blue"]}
 
 
 def split_values(store: Store, survey: SplitSurvey, pictures: list[Picture]) -> dict[str, Any]:
@@ -38,7 +39,7 @@ def split_values(store: Store, survey: SplitSurvey, pictures: list[Picture]) -> 
         "classes": _classes(store, survey.classes) if survey.classes.num_labelled else None,
         "sizes": _sizes(survey.sizes) if survey.sizes else None,
         "modes": sorted(attrs.get("source_modes", {}).items(), key=lambda item: -item[1]),
-        "channels": list(zip(_channels(len(mean)), mean, survey.split.std, strict=True)),
+        "channels": list(zip(CHANNELS.get(len(mean)) or range(len(mean)), mean, survey.split.std, strict=True)),
         "reasons": [(code, BAD_SAMPLE_REASONS.get(code, ""), number) for code, number in survey.bad_reasons.items()],
         "bad": [(slot, key.removeprefix(folder), reason) for slot, key, reason in bad],
     }
@@ -67,10 +68,6 @@ def _caption(store: Store, survey: SplitSurvey, picture: Picture, key: str) -> d
     short = store.class_names[label] if 0 <= label < len(store.class_names) else name
     remark = f"slot {picture.slot}, originally {width} × {height}"
     return {"uri": picture.uri, "class": name, "short": short, "key": key, "remark": remark}
-
-
-def _channels(num: int) -> list[str]:
-    return {1: ["gray"], 3: ["red", "green", "blue"]}.get(num) or [str(channel) for channel in range(num)]
 
 
 def _classes(store: Store, classes: ClassSurvey) -> dict[str, Any]:
@@ -112,8 +109,8 @@ def _sizes(sizes: SizeSurvey) -> dict[str, Any]:
 
 def _heat_map(sizes: SizeSurvey) -> Markup:
     cells, rows, columns = sizes.heat_map()
-    x_axis = Axis(columns[0], columns[-1], "width in pixels", log=True, text=_pixels)
-    y_axis = Axis(rows[0], rows[-1], "height in pixels", log=True, text=_pixels)
+    x_axis = Axis(columns[0], columns[-1], "width in pixels", log=True)
+    y_axis = Axis(rows[0], rows[-1], "height in pixels", log=True)
     heights, widths = sizes.sizes.T
     label = (
         f"Heights and widths of the original images: widths from {count(widths.min())} to {count(widths.max())}, "
@@ -124,13 +121,9 @@ def _heat_map(sizes: SizeSurvey) -> Markup:
 
 def _short_side(sizes: SizeSurvey) -> Markup:
     edges, numbers = sizes.histogram()
-    axis = Axis(edges[0], edges[-1], "pixels", log=True, text=_pixels)
+    axis = Axis(edges[0], edges[-1], "pixels", log=True)
     label = (
         f"Shorter side of the original images: from {count(sizes.short.min())} to {count(sizes.short.max())} pixels, "
         f"median {count(float(np.median(sizes.short)))}."
     )
     return histogram(edges, numbers, label, axis, "images", (sizes.target, f"stored: {sizes.target}"))
-
-
-def _pixels(value: float) -> str:
-    return count(value) if value < 10_000 else short_count(value)

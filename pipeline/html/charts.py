@@ -10,9 +10,10 @@ from itertools import groupby
 import numpy as np
 from markupsafe import Markup
 
-from pipeline.html.page import COUNT_UNITS, count, macro, short_count, unit_of
+from pipeline.html.page import count, macro, unit_of
 
 NUM_COLOURS = 7
+COUNT_UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 DASHES = ("none", "7 4", "2 4")
 HEAT_OPACITIES = tuple(round(0.12 + 0.88 * (level / 6) ** 1.3, 2) for level in range(1, 7))
 Format = Callable[[float], str]
@@ -28,7 +29,7 @@ class Axis:
     high: float
     name: str = ""
     log: bool = False
-    text: Format = short_count
+    text: Format = count
     whole: bool = False
     step: float | None = None
 
@@ -145,10 +146,7 @@ def profile(values_sorted: np.ndarray, label: str, x_name: str, y_name: str, mos
     points: list[Point] = []
     for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         y = plot.y(float(values_sorted[(first + last - 1) // 2]))
-        if points and points[-1][1] == y:
-            points[-1] = (plot.x(last), y)
-        else:
-            points += [(plot.x(first), y), (plot.x(last), y)]
+        points += [(plot.x(first), y), (plot.x(last), y)]
     area = _path([(plot.x(0), plot.y(0)), *points, (plot.x(num), plot.y(0))]) + "Z"
     return macro("charts.html", "profile", plot, label, area, _path(points))
 

@@ -18,10 +18,7 @@ from pipeline.text import counted, printable
 
 TEMPLATES = Path(__file__).parent / "templates"
 Units = tuple[tuple[float, str], ...]
-COUNT_UNITS: Units = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1, ""))
 SIZE_UNITS: Units = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes"))
-LONGEST_NAME = 120
-"""Characters of a class's name or a sample's key on a page; the middle of a longer one is left out."""
 
 
 def render(template: Path, **values: Any) -> bytes:
@@ -51,7 +48,7 @@ def _environment(folder: Path) -> jinja2.Environment:
         lstrip_blocks=True,
         finalize=lambda value: value if isinstance(value, Markup) else printable(str(value)),
     )
-    filters = (count, data_size, share, counted, shorten, words, repr)
+    filters = (count, data_size, share, counted, printable, repr)
     environment.filters.update({one.__name__: one for one in filters})
     return environment
 
@@ -64,12 +61,6 @@ def count(value: float) -> str:
 def unit_of(value: float, units: Units) -> tuple[float, str]:
     """(size, name) of the largest unit that isn't above the value; the last one where all are."""
     return next(((size, name) for size, name in units if abs(value) >= size), units[-1])
-
-
-def short_count(value: float) -> str:
-    """1.3M, 25k, 0.5"""
-    size, name = unit_of(value, COUNT_UNITS)
-    return f"{value / size:.3g}{name}"
 
 
 def data_size(num_bytes: float) -> str:
@@ -89,19 +80,3 @@ def share(part: float, whole: float) -> str:
         return "> 99.99%"
     digits = 0 if value in (0, 100) else 1 if 1 <= value <= 99 else 2
     return f"{value:.{digits}f}%"
-
-
-def shorten(text: str, most: int = LONGEST_NAME) -> str:
-    """Printable text of at most about `most` characters."""
-    return printable(text, most)
-
-
-def words(value: object) -> str:
-    """A field's value as a person writes it."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return count(value)
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    return "none" if value is None else str(value)

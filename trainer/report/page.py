@@ -98,9 +98,9 @@ def render_report(runs: Sequence[RunRecord]) -> bytes:
         several=several,
         models=list(dict.fromkeys(str(run.config["model"]) for run in runs if "model" in run.config)),
         datasets=list(dict.fromkeys(Path(data).name for data in datasets if data)),
-        tiles=_tiles(runs, figures) if len(set(datasets)) == 1 else _counts(runs, len(set(datasets))),
+        num_datasets=len(set(datasets)),
+        tiles=_tiles(runs, figures),
         overview=_overview(runs, figures, datasets),
-        same_data=len(set(datasets)) == 1,
         has_top5="val_top5" in figures,
         curves=[_panel(runs, panel, figures) for panel in CURVES],
         speed=[_panel(runs, panel, figures) for panel in THROUGHPUT],
@@ -134,16 +134,10 @@ def _tiles(runs: Sequence[RunRecord], figures: dict[str, Figure]) -> list[tuple[
     return made
 
 
-def _counts(runs: Sequence[RunRecord], num_datasets: int) -> list[tuple[str, str, str]]:
-    """The leading figures of runs on different data, whose accuracies and speeds don't compare."""
-    epochs = count(sum(len(run.epochs) for run in runs))
-    return [("Runs", count(len(runs)), ""), ("Datasets", count(num_datasets), ""), ("Epochs", epochs, "in all")]
-
-
 def _overview(
     runs: Sequence[RunRecord], figures: dict[str, Figure], datasets: Sequence[str]
 ) -> tuple[list[str], list[list[Cell]]]:
-    """Names of the columns after the run's name, and each run's cells. The best is sought among runs on equal data."""
+    """Names of the columns of figures, and each run's cells. The best is sought among runs on the same data."""
     columns: list[tuple[str, str, list[float | None], Callable[..., Any] | None]] = [
         ("Best top-1", "val_top1", [run.best("val_top1")[0] for run in runs], max),
         ("at epoch", "", [run.best("val_top1")[1] for run in runs], None),
@@ -154,11 +148,8 @@ def _overview(
         ("Data wait", "data_wait_share", [run.median("data_wait_share") for run in runs], min),
         ("", "peak_memory_bytes", [max(run.finite("peak_memory_bytes"), default=None) for run in runs], min),
     ]
-    head, rows = ["Epochs"], [[(_progress(run), False)] for run in runs]
-    if len(set(datasets)) > 1:
-        head.append("Data")
-        for row, own in zip(rows, datasets, strict=True):
-            row.append((Path(own).name or "–", False))
+    head: list[str] = []
+    rows: list[list[Cell]] = [[] for _ in runs]
     for name, key, values, better in columns:
         if key and key not in figures:
             continue
@@ -169,11 +160,6 @@ def _overview(
             is_best = better is not None and len(set(map(text, rivals))) > 1 and value == better(rivals)
             row.append(("–" if value is None else text(value), is_best))
     return head, rows
-
-
-def _progress(run: RunRecord) -> str:
-    done, planned = run.epochs[-1]["epoch"] if run.epochs else 0, run.config.get("epochs")
-    return f"{done} of {planned}" if planned is not None else str(done)
 
 
 def _panel(runs: Sequence[RunRecord], panel: Panel, figures: dict[str, Figure]) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def test_profile_has_a_step_for_each_value() -> None:
     tree = parse(profile(np.array([5, 5, 3, 1]), "label", "classes", "samples"))
     (edge,) = tree.find("path", "edge")
     plot = Plot(Axis(0, 4), linear_axis([5, 5, 3, 1], whole=True))
-    corners = [(0, 5), (2, 5), (2, 3), (3, 3), (3, 1), (4, 1)]
+    corners = [(0, 5), (1, 5), (1, 5), (2, 5), (2, 3), (3, 3), (3, 1), (4, 1)]
     assert points(edge.attributes["d"]) == [pytest.approx((plot.x(x), plot.y(y)), abs=0.06) for x, y in corners]
     assert tree.find("svg")[0].attributes["aria-label"] == "label"
 
