@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from zarr.storage import LocalStore
 
 from pipeline.sources.byte_strings import ByteStrings
-from pipeline.store.format import SplitArrays
+from pipeline.store.format import SplitArrays, chunk_index, with_digest
 from pipeline.store.geometry import Geometry
 from pipeline.store.writer import (
     channel_statistics,
@@ -34,7 +37,7 @@ def make_store(
     bad: Mapping[str, Sequence[int]] | None = None,
     class_ids: Sequence[str] | None = None,
 ) -> Path:
-    """Write a format-1 store.
+    """Write a store of today's format.
 
     Args:
         path: the store's folder.
@@ -48,7 +51,7 @@ def make_store(
     ids = list(class_ids or [f"class{i:03d}" for i in range(top + 1)])
     size, channels = next(iter(splits.values()))[0].shape[2:]
     geometry = Geometry(size=size, channels={3: "rgb", 1: "gray"}[channels])
-    write_group(LocalStore(path), "", root_attributes(geometry.to_json(), ids, ids))
+    write_group(LocalStore(path), "", root_attributes(geometry.to_json(), ids, ids, splits))
     for name, (given_images, given_labels) in splits.items():
         images = given_images.copy()
         labels = np.array(given_labels, np.int32)
@@ -63,7 +66,8 @@ def make_store(
         folder = path / name
         (folder / "images").mkdir(parents=True)
         for chunk, data in enumerate(chunks):
-            (folder / "images" / f"c.{chunk}.0.0.0").write_bytes(data.tobytes())
+            index = chunk_index(per_chunk, images[0].nbytes)
+            (folder / "images" / f"c.{chunk}.0.0.0").write_bytes(data.tobytes() + index)
         keys, offsets = ByteStrings.pack([f"{name}/{i:06d}.png".encode() for i in range(len(images))]).arrays
         source_size = np.full((len(images), 2), size, np.int32)
         source_size[slots] = 0
@@ -83,4 +87,32 @@ def make_store(
         }
         shape = images.shape[1:]
         write_split(LocalStore(folder), "", shape, per_chunk, arrays, split_attributes(arrays, attributes))
+    return path
+
+
+def edit_attributes(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change the attributes of a group, given by its zarr.json, and make their digest fit again."""
+    metadata = json.loads(path.read_text())
+    change(metadata["attributes"])
+    metadata["attributes"] = with_digest(metadata["attributes"])
+    path.write_text(json.dumps(metadata, indent=2))
+
+
+def as_format_1(path: Path) -> Path:
+    """Turn an uncompressed store into one of format 1, as earlier releases wrote it byte for byte."""
+    for file in [path / "zarr.json", *path.glob("*/zarr.json")]:
+        metadata = json.loads(file.read_text())
+        attributes = metadata["attributes"]
+        del attributes["attributes_sha256"]
+        if attributes.pop("splits", None) is not None:
+            attributes["format_version"] = 1
+        file.write_text(json.dumps(metadata, indent=2))
+    for file in path.glob("*/images/zarr.json"):
+        metadata = json.loads(file.read_text())
+        shape, chunk = metadata["shape"], metadata["chunk_grid"]["configuration"]["chunk_shape"]
+        metadata["codecs"] = [{"name": "bytes"}]
+        file.write_text(json.dumps(metadata, indent=2))
+        for number in range(-(-shape[0] // chunk[0])):
+            data = file.parent / f"c.{number}.0.0.0"
+            data.write_bytes(data.read_bytes()[: math.prod(chunk)])
     return path

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -13,14 +15,27 @@ import joblib
 import numpy as np
 import zarr
 from zarr.abc.store import Store as ZarrStore
+from zarr.buffer import cpu, default_buffer_prototype
+from zarr.core.sync import sync
 from zarr.storage import LocalStore
 
 from pipeline.conversion.workdir import Workspace
 from pipeline.errors import Error, StoreError, StoreNotFoundError, UsageError
 from pipeline.progress import Progress, say
-from pipeline.store.format import CODECS, FORMAT_NAME, FORMAT_VERSION, SMALL_ARRAYS, SplitArrays
-from pipeline.store.integrity import padded_digest
-from pipeline.store.writer import known_codecs, publish, write_split
+from pipeline.store.format import (
+    CODECS,
+    FORMAT_NAME,
+    READABLE_VERSIONS,
+    SMALL_ARRAYS,
+    SplitArrays,
+    check_root_attributes,
+    chunk_index,
+    chunk_name,
+    split_order,
+    with_digest,
+)
+from pipeline.store.reader import Split, Store
+from pipeline.store.writer import known_codecs, publish, root_attributes, write_split
 from pipeline.text import one_line
 
 ZSTD_LEVEL = 5
@@ -114,7 +129,7 @@ def copy_store(
 
 
 def _copy_store(source: str, target: str, codec: str, n_jobs: int, quiet: bool) -> None:
-    encoding = codec_arguments(codec)
+    codec_arguments(codec)  # raises before anything is written
     if n_jobs == 0:
         raise UsageError("--n-jobs can't be 0; give a number of threads, or -1 for one per core")
     if _is_inside(target, source):
@@ -125,7 +140,7 @@ def _copy_store(source: str, target: str, codec: str, n_jobs: int, quiet: bool) 
         with _readable(target):
             if _exists(store):
                 raise UsageError(f"{target}: a store is there already; choose another DST or delete it first")
-            _copy(group, source, store, encoding, n_jobs, quiet)
+            _copy(group, source, store, codec, n_jobs, quiet)
             sizes = f"{_image_bytes(group):,} bytes of images became {_image_bytes(zarr.open_group(store, mode='r')):,}"
         say(f"{target}: copied with codec {codec}; {sizes}", quiet=quiet)
         return
@@ -138,7 +153,7 @@ def _copy_store(source: str, target: str, codec: str, n_jobs: int, quiet: bool) 
         staged = workspace.path / "copy"
         shutil.rmtree(staged, ignore_errors=True)
         try:
-            _copy(group, source, _open(str(staged), read_only=False), encoding, n_jobs, quiet)
+            _copy(group, source, _open(str(staged), read_only=False), codec, n_jobs, quiet)
             publish(staged, final)
         finally:
             shutil.rmtree(staged, ignore_errors=True)
@@ -169,60 +184,112 @@ def _exists(store: ZarrStore) -> bool:
 
 
 def _open_group(source: str) -> zarr.Group:
-    if "://" not in source and not os.path.isdir(source):
-        raise StoreNotFoundError(f"{source}: no store there; check the path")
+    """The root group, whose attributes are sound.
+
+    Raises:
+        StoreNotFoundError: no store is there.
+        StoreError: its metadata are damaged, or a split is missing.
+    """
+    if "://" not in source:
+        store = Store(source)
+        for name in store.splits:
+            Split(store, name, check=False)
     with _readable(source):
         try:
             group = zarr.open_group(_open(source, read_only=True), mode="r", zarr_format=3, use_consolidated=False)
         except FileNotFoundError:
             raise StoreNotFoundError(f"{source}: no store there; check the path") from None
-    if group.attrs.get("format") != FORMAT_NAME or group.attrs.get("format_version") != FORMAT_VERSION:
-        raise StoreError(f"{source}: not a store of format version {FORMAT_VERSION}; check the path")
+        present = {name for name, _ in group.groups()}
+    attributes: dict[str, Any] = dict(group.attrs)
+    if attributes.get("format") != FORMAT_NAME or attributes.get("format_version") not in READABLE_VERSIONS:
+        raise StoreError(f"{source}: not a store of a format that is known here; check the path")
+    try:
+        check_root_attributes(attributes)
+    except ValueError as error:
+        raise StoreError(f"{source}/zarr.json: {error}; take it from a good copy of the store") from None
+    if gone := split_order(set(attributes.get("splits", ())) - present):
+        raise StoreError(f"{source}: {' and '.join(gone)} missing, which the root lists; restore or convert that first")
     return group
 
 
-def _copy(group: zarr.Group, source: str, store: ZarrStore, encoding: dict[str, Any], n_jobs: int, quiet: bool) -> None:
+def _copy(group: zarr.Group, source: str, store: ZarrStore, codec: str, n_jobs: int, quiet: bool) -> None:
+    names = []
     for name, split in sorted(group.groups()):
-        _copy_split(split, f"{source}/{name}", store, name, encoding, n_jobs, quiet)
+        names.append(name)
+        _copy_split(split, f"{source}/{name}", store, name, codec, n_jobs, quiet)
     # Last, so that nobody takes half a copy for a store: until here the root group has no attributes.
-    zarr.open_group(store, mode="r+").update_attributes(dict(group.attrs))
+    attrs: Any = group.attrs
+    attributes = root_attributes(attrs["geometry"], attrs["class_ids"], attrs["class_names"], names)
+    zarr.open_group(store, mode="r+").update_attributes(attributes)
 
 
 def _copy_split(
-    split: zarr.Group, source: str, store: ZarrStore, name: str, encoding: dict[str, Any], n_jobs: int, quiet: bool
+    split: zarr.Group, source: str, store: ZarrStore, name: str, codec: str, n_jobs: int, quiet: bool
 ) -> None:
-    images: Any = split["images"]
     arrays = SplitArrays(**{array: np.asarray(split[array][...]) for array in SMALL_ARRAYS})  # type: ignore[index]
-    num_samples, chunk_images = images.shape[0], images.chunks[0]
-    image_shape = images.shape[1:]
-    made: Any = write_split(store, name, image_shape, chunk_images, arrays, dict(split.attrs), **encoding)
+    images: Any = split["images"]
+    image_shape, chunk_images = images.shape[1:], (images.shards or images.chunks)[0]
+    attributes = with_digest(dict(split.attrs))
+    made = write_split(store, name, image_shape, chunk_images, arrays, attributes, **codec_arguments(codec))
+    num_samples = images.shape[0]
 
     def copy_chunk(chunk: int) -> int:
-        first = chunk * chunk_images
-        last = min(first + chunk_images, num_samples)
-
-        def check(part: np.ndarray, place: str) -> np.ndarray:
-            if padded_digest(part, chunk_images) != arrays.digests[chunk].tobytes():
-                raise StoreError(f"{place}: chunk c.{chunk}.0.0.0 is missing or altered; run `verify`, then copy again")
-            return part
-
         try:
-            part = images[first:last]
+            data = _read_chunk(images, chunk)
         except OSError:  # of the disk or the network
             raise
         except (RuntimeError, ValueError) as error:  # of a codec
             raise StoreError(
-                f"{source}/images/c.{chunk}.0.0.0: can't be decoded ({one_line(error)}); take that file "
+                f"{source}/images/{chunk_name(chunk)}: can't be decoded ({one_line(error)}); take that file "
                 "from a good copy of the store, then copy again"
             ) from error
-        made[first:last] = check(part, source)
-        check(made[first:last], "the copy")
-        return last - first
+        for place in (source, "the copy"):
+            if place != source:
+                _write_chunk(made, chunk, data)
+                data = _read_chunk(made, chunk)
+            if hashlib.sha256(data).digest() != arrays.digests[chunk].tobytes():
+                raise StoreError(
+                    f"{place}: chunk {chunk_name(chunk)} is missing or altered; run `verify`, then copy again"
+                )
+        return min(chunk_images, num_samples - chunk * chunk_images)
 
     jobs = (joblib.delayed(copy_chunk)(chunk) for chunk in range(len(arrays.digests)))
     with joblib.parallel_config(backend="threading"):
         workers = max(1, min(joblib.effective_n_jobs(n_jobs), len(arrays.digests)))
     threads = joblib.Parallel(n_jobs=workers, prefer="threads", return_as="generator_unordered")
-    with Progress(f"copy {name}", num_samples, int(np.prod(image_shape)), quiet=quiet) as progress:
+    with Progress(f"copy {name}", num_samples, math.prod(image_shape), quiet=quiet) as progress:
         for num_images in threads(jobs):
             progress.advance(num_images)
+
+
+def _is_raw(images: zarr.Array[Any]) -> bool:
+    return not images.compressors and not images.filters
+
+
+def _read_chunk(images: zarr.Array[Any], chunk: int) -> np.ndarray:
+    """uint8 (K * H * W * C,): a whole uncompressed chunk, its padding included."""
+    chunk_images = (images.shards or images.chunks)[0]
+    each = math.prod(images.shape[1:])
+    whole = np.zeros((chunk_images, *images.shape[1:]), np.uint8)
+    if _is_raw(images):  # all at once: zarr would take a shard apart into its images
+        path = f"{images.store_path.path}/{chunk_name(chunk)}"
+        found = sync(images.store_path.store.get(path, default_buffer_prototype()))
+        return np.empty(0, np.uint8) if found is None else found.as_numpy_array()[: chunk_images * each]
+    first = chunk * chunk_images
+    part = np.asarray(images[first : first + chunk_images])
+    whole[: len(part)] = part
+    return whole.reshape(-1)
+
+
+def _write_chunk(images: zarr.Array[Any], chunk: int, data: np.ndarray) -> None:
+    """Write a whole chunk, uint8 (K * H * W * C,); raw ones as `convert` writes them, with their padding."""
+    assert images.shards is not None
+    shape = (images.shards[0], *images.shape[1:])
+    if _is_raw(images):
+        index = chunk_index(shape[0], math.prod(shape[1:]))
+        path = f"{images.store_path.path}/{chunk_name(chunk)}"
+        sync(images.store_path.store.set(path, cpu.Buffer.from_bytes(data.tobytes() + index)))
+        return
+    first = chunk * shape[0]
+    last = min(first + shape[0], images.shape[0])
+    images[first:last] = data.reshape(shape)[: last - first]

@@ -16,7 +16,7 @@ from pipeline.errors import Error, StoreError, UsageError
 from pipeline.image.statistics import channel_sums
 from pipeline.progress import Progress
 from pipeline.sources import SourceSet, open_source
-from pipeline.store.format import BAD_LABEL, SMALL_ARRAYS, SplitArrays, chunk_name, single_chunk_name
+from pipeline.store.format import BAD_LABEL, SMALL_ARRAYS, SplitArrays, chunk_name, single_chunk_name, split_order
 from pipeline.store.integrity import altered_arrays, check_chunk, inconsistent_arrays, read_arrays
 from pipeline.store.reader import Split, Store
 from pipeline.store.writer import channel_statistics, known_codecs
@@ -55,6 +55,8 @@ def verify(
     store = Store(path)
     names = store.splits
     problems = list(_strangers(store.path, names)) if names else [f"{store.path}: no complete split"]
+    for name in split_order({*store.attrs.get("splits", names)} ^ {*names}):
+        problems.append(f"{store.path}: split {name} is {'not listed in zarr.json' if name in names else 'missing'}")
     splits: dict[str, dict[str, Any]] = {}
     whole = _open_whole(against, source) if against is not None and names else None
     with known_codecs():

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from pipeline.image.statistics import channel_sums
+from pipeline.store.format import chunk_index
 from pipeline.store.geometry import Geometry
 
 try:
@@ -41,7 +42,7 @@ class ChunkWriter:
 
     Attributes:
         sums, squares: int64 (C,), over the images placed so far (padding left out).
-        sha256: of all bytes written, in hexadecimal.
+        sha256: of all images written, in hexadecimal; the index is no part of it.
     """
 
     def __init__(self, file: BinaryIO, geometry: Geometry, chunk_images: int) -> None:
@@ -57,6 +58,7 @@ class ChunkWriter:
         self._writer = ThreadPoolExecutor(1, "chunk-writer")
         self._pending: Future[None] | None = None
         self._digest = hashlib.sha256()
+        self._index = chunk_index(chunk_images, geometry.image_bytes)
         self.sums = np.zeros(geometry.num_channels, np.int64)
         self.squares = np.zeros(geometry.num_channels, np.int64)
 
@@ -82,7 +84,7 @@ class ChunkWriter:
             self._flush()
 
     def finish(self, num_padding: int) -> None:
-        """Write what is left and `num_padding` zero images, and wait until the file has everything.
+        """Write what is left, `num_padding` zero images and the index, and wait until the file has everything.
 
         Raises:
             OSError: as the file system says.
@@ -95,6 +97,7 @@ class ChunkWriter:
             self._write(self._blocks[0][:count])
             num_padding -= count
         self._wait()
+        self._write_all(self._index)
 
     def close(self) -> None:
         """Wait for the writing thread, whatever became of it."""
@@ -126,7 +129,7 @@ class ChunkWriter:
         if pending is not None:
             pending.result()
 
-    def _write_all(self, images: np.ndarray) -> None:
+    def _write_all(self, images: np.ndarray | bytes) -> None:
         data = memoryview(images).cast("B")
         while data:
             self._set_direct(self._offset % PAGE_BYTES == 0 and len(data) % PAGE_BYTES == 0)

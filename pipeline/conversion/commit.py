@@ -15,20 +15,18 @@ from typing import Any
 import numpy as np
 import zarr
 
-from pipeline.conversion.destination import write_root
+from pipeline.conversion.destination import list_split
 from pipeline.conversion.receipts import Receipts
 from pipeline.conversion.workdir import Workspace
 from pipeline.errors import BAD_SAMPLE_REASONS, Error, UsageError
 from pipeline.progress import say
 from pipeline.sources.byte_strings import ByteStrings
 from pipeline.store.atomic import write_bytes
-from pipeline.store.format import BAD_LABEL
+from pipeline.store.format import BAD_LABEL, FORMAT_VERSION, SplitArrays
 from pipeline.store.geometry import Geometry
 from pipeline.store.writer import (
-    SplitArrays,
     channel_statistics,
     publish,
-    root_attributes,
     split_attributes,
     write_split,
 )
@@ -131,7 +129,7 @@ class StagedSplit:
             split_attributes(arrays, attributes),
         )
         classes = json.loads(self.workspace.classes.read_bytes())
-        write_root(self.workspace, root_attributes(identity["geometry"], classes["ids"], classes["names"]))
+        list_split(self.workspace, self.split, identity["geometry"], classes)
         publish(self.work.staged, self.workspace.dst / self.split)
         shutil.rmtree(self.work.path, ignore_errors=True)
 
@@ -235,6 +233,11 @@ def commit(dst: str | os.PathLike[str], *, on_error: str = "stop", quiet: bool =
         if not staged:
             raise UsageError(f"{workspace.path}: nothing to commit there (all splits are committed)")
         for split in staged:
+            if split.identity["format_version"] != FORMAT_VERSION:
+                raise Error(
+                    f"{workspace.path}: begun by a release that writes format {split.identity['format_version']}; "
+                    "commit it with that release, or convert with --overwrite"
+                )
             if split.receipts.missing:
                 raise Error(f"{workspace.dst}: {split.split}: {_name_missing(split, workspace.part_count())}")
             report.bad += split.bad

@@ -10,17 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import zarr
-
 from pipeline.conversion.plan import SplitPlan, check_same_software, first_difference
 from pipeline.conversion.preflight import check_space, needs
 from pipeline.conversion.workdir import Workspace
 from pipeline.errors import Error, StoreNotFoundError, UsageError
-from pipeline.store.atomic import fsync_dir
 from pipeline.store.format import FORMAT_NAME, SMALL_ARRAYS
 from pipeline.store.geometry import Geometry
 from pipeline.store.reader import open_store
-from pipeline.store.writer import write_group
+from pipeline.store.writer import root_attributes, write_root
 from pipeline.text import counted
 
 SPLIT_ENTRIES = ("zarr.json", "images", *SMALL_ARRAYS, ".")
@@ -85,20 +82,12 @@ def _root_fields(attributes: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def write_root(workspace: Workspace, attributes: dict[str, Any], *, replace: bool = False) -> None:
-    """Write the root group unless it is there, or even then."""
-    dst, made = workspace.dst, workspace.path / ".root"  # no split's name begins so
-    if (dst / "zarr.json").exists() and not replace:
-        return
-    shutil.rmtree(made, ignore_errors=True)
-    write_group(zarr.storage.LocalStore(made), "", attributes)
-    dst.mkdir(parents=True, exist_ok=True)
-    with open(made / "zarr.json", "rb") as file:
-        os.fsync(file.fileno())
-    os.replace(made / "zarr.json", dst / "zarr.json")
-    made.rmdir()
-    fsync_dir(dst)
-    fsync_dir(dst.parent)
+def list_split(workspace: Workspace, split: str, geometry: dict[str, Any], classes: dict[str, list[str]]) -> None:
+    """Write the root group, or replace it by one that lists this split, too; the split itself appears afterwards."""
+    dst = workspace.dst
+    listed = open_store(dst).attrs["splits"] if (dst / "zarr.json").exists() else []
+    if split not in listed:
+        write_root(dst, workspace.path, root_attributes(geometry, classes["ids"], classes["names"], [*listed, split]))
 
 
 def check_rename(workspace: Workspace) -> None:
@@ -142,7 +131,7 @@ def overwrite_splits(
             if os.listdir(workspace.dst) == ["zarr.json"]:
                 _delete(workspace.dst, workspace.path / ".overwritten")
             else:  # foreign files stay, in a store without splits
-                write_root(workspace, root, replace=True)
+                write_root(workspace.dst, workspace.path, root)
 
 
 def _check_overwrite(dst: Path, splits: Sequence[str], root: dict[str, Any], software: dict[str, str]) -> list[str]:

@@ -15,7 +15,7 @@ from pipeline.errors import Error, StoreError
 from pipeline.sources.base import Source
 from pipeline.sources.byte_strings import ByteStrings
 from pipeline.store.atomic import atomic_file, write_json
-from pipeline.store.format import BAD_LABEL, FORMAT_VERSION
+from pipeline.store.format import BAD_LABEL, FORMAT_VERSION, chunk_file_bytes
 from pipeline.store.geometry import Geometry
 from pipeline.store.reader import Split, Store
 
@@ -99,7 +99,8 @@ class SplitPlan:
         return self.order[chunk * self.chunk_images : (chunk + 1) * self.chunk_images]
 
     def chunk_bytes(self, geometry: Geometry) -> int:
-        return self.chunk_images * geometry.image_bytes
+        """Bytes of a chunk file."""
+        return chunk_file_bytes(self.chunk_images, geometry.image_bytes)
 
     def identity(self, geometry: Geometry, class_ids: Sequence[str]) -> dict[str, Any]:
         """What must be equal for a rerun to go on with the finished chunks."""
@@ -202,11 +203,18 @@ def check_finished(split: Split, plan: SplitPlan, geometry: Geometry) -> None:
 
 
 def check_same_software(store: Store, splits: Iterable[str], software: Mapping[str, str]) -> None:
-    """Check that splits of a store came from this decoder and resizer, as far as their metadata can be read.
+    """Check that a store has today's format, and splits of it came from this decoder and resizer.
+
+    Splits whose metadata can't be read are passed over.
 
     Raises:
         Error: one didn't; the first difference is named.
     """
+    if store.version != FORMAT_VERSION:
+        raise Error(
+            f"{store.path}: has format {store.version}, new splits have {FORMAT_VERSION}; convert into a copy of it: "
+            f"python -m pipeline copy {store.path} NEW.zarr"
+        )
     for name in splits:
         try:
             stored = Split(store, name, check=False).attrs.get("software", {})

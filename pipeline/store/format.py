@@ -5,10 +5,12 @@ No files are read here. What is wrong with metadata is raised as a `ValueError`;
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,9 @@ import numpy as np
 from pipeline.store.geometry import Geometry
 
 FORMAT_NAME = "efficient-imagenet"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""What is written."""
+READABLE_VERSIONS = (1, 2)
 BAD_LABEL = -1
 """Label of a slot whose sample is bad: its image is zero and it is never served."""
 UNLABELLED = -2
@@ -81,38 +85,77 @@ class ImageLayout:
         num_samples: slots, N.
         image_shape: (H, W, C).
         chunk_images: slots per chunk, K.
-        codecs: names of the Zarr codecs.
+        codecs: names of the Zarr codecs that each image (in version 1 each chunk) was encoded with.
+        version: of the format.
     """
 
     num_samples: int
     image_shape: tuple[int, int, int]
     chunk_images: int
     codecs: list[str]
+    version: int
 
     @classmethod
-    def from_metadata(cls, metadata: dict[str, Any], image_shape: tuple[int, int, int]) -> ImageLayout:
-        """From `images/zarr.json`, of which every field is checked.
+    def from_metadata(cls, metadata: dict[str, Any], image_shape: tuple[int, int, int], version: int) -> ImageLayout:
+        """From `images/zarr.json` of a store of that format version; every field is checked.
 
         Raises:
             ValueError: a field that is missing or has another value than the format gives it.
         """
         try:
             num_samples, chunk_images = metadata["shape"][0], metadata["chunk_grid"]["configuration"]["chunk_shape"][0]
-            codecs = metadata["codecs"]
+            codecs = metadata["codecs"] if version == 1 else metadata["codecs"][0]["configuration"]["codecs"]
             names = [codec["name"] for codec in codecs]
         except (KeyError, IndexError, TypeError) as error:
             raise ValueError(f"shape, chunk_grid or codecs is missing or damaged ({error!r})") from None
+        if not _is_kind(names, [str]):
+            raise ValueError(f"codecs are {_short(codecs)}, must have names")
         for name, value, low in (("shape", num_samples, 0), ("chunk_shape", chunk_images, 1)):
             if type(value) is not int or value < low:
                 raise ValueError(f"{name} begins with {value!r}, must be an integer of at least {low}")
         if chunk_images > max(num_samples, 64):
             raise ValueError(f"chunk_shape begins with {chunk_images:,}, more than the {num_samples:,} slots")
-        check_array_metadata(metadata, (num_samples, *image_shape), (chunk_images, *image_shape), "uint8", codecs)
-        return cls(num_samples, image_shape, chunk_images, names)
+        whole = codecs if version == 1 else _sharded(image_shape, codecs)
+        check_array_metadata(metadata, (num_samples, *image_shape), (chunk_images, *image_shape), "uint8", whole)
+        return cls(num_samples, image_shape, chunk_images, names, version)
 
     @property
     def num_chunks(self) -> int:
         return -(-self.num_samples // self.chunk_images)
+
+
+def _sharded(image_shape: Sequence[int], codecs: list[Any]) -> list[Any]:
+    configuration = {
+        "chunk_shape": [1, *image_shape],
+        "codecs": codecs,
+        "index_codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
+        "index_location": "end",
+    }
+    return [{"name": "sharding_indexed", "configuration": configuration}]
+
+
+def chunk_file_bytes(chunk_images: int, image_bytes: int, version: int = FORMAT_VERSION) -> int:
+    """Bytes of a chunk file that isn't compressed: its images, and since version 2 their index."""
+    return chunk_images * image_bytes + (16 * chunk_images + 4 if version > 1 else 0)
+
+
+@lru_cache(maxsize=8)
+def chunk_index(chunk_images: int, image_bytes: int) -> bytes:
+    """The end of a chunk file that isn't compressed, as the codec `sharding_indexed` defines it.
+
+    Returns:
+        Offset and length of each image, both uint64, and the CRC-32C of all these; little-endian.
+    """
+    import google_crc32c  # reading needs none
+
+    offsets = np.arange(chunk_images, dtype="<u8") * image_bytes
+    index = np.stack([offsets, np.full_like(offsets, image_bytes)], axis=1).tobytes()
+    return index + google_crc32c.value(index).to_bytes(4, "little")
+
+
+def split_order(names: Iterable[str]) -> list[str]:
+    """Names of splits: `train` first, then `val`, then the rest sorted."""
+    return sorted(names, key=lambda name: ({"train": 0, "val": 1}.get(name, 2), name))
 
 
 def chunk_name(chunk: int) -> str:
@@ -205,6 +248,24 @@ def check_group_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
     return attributes
 
 
+def attributes_digest(attributes: dict[str, Any]) -> str:
+    """Hexadecimal SHA-256 of a group's attributes but this digest itself, as JSON with sorted names and no spaces."""
+    rest = {name: value for name, value in attributes.items() if name != "attributes_sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def with_digest(attributes: dict[str, Any]) -> dict[str, Any]:
+    """The attributes and, as the last one, their digest."""
+    rest = {name: value for name, value in attributes.items() if name != "attributes_sha256"}
+    return {**rest, "attributes_sha256": attributes_digest(rest)}
+
+
+def _check_digest(attributes: dict[str, Any]) -> None:
+    _check_types(attributes, {"attributes_sha256": str}, {})
+    if attributes["attributes_sha256"] != attributes_digest(attributes):
+        raise ValueError("attributes are altered (SHA-256 differs from attributes_sha256)")
+
+
 def check_root_attributes(attributes: dict[str, Any]) -> Geometry:
     """The geometry that a root group's attributes give, after all of them were checked.
 
@@ -212,6 +273,9 @@ def check_root_attributes(attributes: dict[str, Any]) -> Geometry:
         ValueError: an attribute that is missing, or of another type or value than the format gives it.
     """
     _check_types(attributes, _ROOT_ATTRIBUTES, {})
+    if attributes["format_version"] > 1:
+        _check_types(attributes, {"splits": [str]}, {})
+        _check_digest(attributes)
     if len(attributes["class_ids"]) != len(attributes["class_names"]):
         raise ValueError("class_ids and class_names differ in length")
     try:
@@ -227,6 +291,8 @@ def check_split_attributes(attributes: dict[str, Any], layout: ImageLayout) -> N
         ValueError: an attribute that is missing, or of another type or value than the format gives it.
     """
     _check_types(attributes, _SPLIT_ATTRIBUTES, _OPTIONAL_ATTRIBUTES)
+    if layout.version > 1:
+        _check_digest(attributes)
     num_samples, num_valid = attributes["num_samples"], attributes["num_valid"]
     if num_samples != layout.num_samples or not 0 <= num_valid <= num_samples:
         raise ValueError(f"num_samples {num_samples}, num_valid {num_valid} don't fit {layout.num_samples} images")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import StoreError
-from pipeline.store.format import BAD_LABEL, SplitArrays
+from pipeline.store.format import BAD_LABEL, SplitArrays, chunk_index
 from pipeline.store.split import Split
 from pipeline.text import one_line
 
@@ -37,15 +37,6 @@ def sample_fingerprint(labels: np.ndarray, keys: np.ndarray, key_offsets: np.nda
     for array, dtype in ((labels, "<i4"), (key_offsets, "<i8"), (keys, "u1")):
         digest.update(np.ascontiguousarray(array, dtype).tobytes())
     return digest.hexdigest()
-
-
-def padded_digest(images: np.ndarray, chunk_images: int) -> bytes:
-    """SHA-256 of a whole chunk: the images, uint8 (n, H, W, C), n > 0, and zeros up to `chunk_images`."""
-    digest = hashlib.sha256(np.ascontiguousarray(images))
-    padding = bytes(images[0].nbytes)
-    for _ in range(chunk_images - len(images)):
-        digest.update(padding)
-    return digest.digest()
 
 
 def altered_arrays(split: Split, arrays: SplitArrays) -> list[str]:
@@ -76,7 +67,7 @@ def inconsistent_arrays(split: Split, arrays: SplitArrays) -> Iterator[str]:
 
 
 def check_chunk(split: Split, chunk: int, look: Look) -> str:
-    """Compare a chunk's pixels with its digest, through zarr where they are compressed.
+    """Compare a chunk's pixels with its digest, through zarr where they are compressed, and its index.
 
     Args:
         look: sees all blocks, before it is known whether they are unaltered.
@@ -91,35 +82,44 @@ def check_chunk(split: Split, chunk: int, look: Look) -> str:
             digest.update(images)
             look(first, images)
             first += len(images)
+        index = _read_index(split, chunk)
     except (OSError, ValueError, RuntimeError, MemoryError) as error:
         return f"{path}: can't be read ({one_line(error)})"
     if digest.digest() != split.digests[chunk].tobytes():
         return f"{path}: altered (SHA-256 differs from the one in digests)"
+    if index and index != chunk_index(split.chunk_images, split.image_bytes):
+        return f"{path}: altered (the index at its end isn't that of its images)"
     return ""
+
+
+def _read_index(split: Split, chunk: int) -> bytes:
+    """What follows the images in a chunk file; nothing where zarr has read and checked it, or there is none."""
+    if not split.is_raw:
+        return b""
+    with open(split.chunk_path(chunk), "rb") as file:
+        file.seek(split.chunk_bytes)
+        return file.read(split.file_bytes - split.chunk_bytes)
 
 
 def _blocks(split: Split, chunk: int) -> Iterator[np.ndarray]:
     """uint8 (n, H, W, C) each: a whole chunk in its order, padding included."""
     each = max(1, BLOCK_BYTES // split.image_bytes)
-    done = 0
+    first = chunk * split.chunk_images
+    num = min(split.chunk_images, split.num_samples - first)
     if split.is_raw:
         with open(split.chunk_path(chunk), "rb") as file:
-            while done < split.chunk_images:
+            for done in range(0, split.chunk_images, each):
                 count = min(each, split.chunk_images - done)
                 yield np.fromfile(file, np.uint8, count * split.image_bytes).reshape(count, *split.image_shape)
-                done += count
         return
     import zarr
 
     array: Any = zarr.open_array(str(split.path / "images"), mode="r")
-    first = chunk * split.chunk_images
-    images = np.ascontiguousarray(array[first : first + split.chunk_images])
-    yield images
-    done = len(images)
-    while done < split.chunk_images:
-        count = min(each, split.chunk_images - done)
-        yield np.zeros((count, *split.image_shape), np.uint8)
-        done += count
+    for done in range(0, num, each if split.version > 1 else num):  # a chunk of version 1 is decoded whole
+        stop = min(done + each, num) if split.version > 1 else num
+        yield np.ascontiguousarray(array[first + done : first + stop])
+    for done in range(num, split.chunk_images, each):
+        yield np.zeros((min(each, split.chunk_images - done), *split.image_shape), np.uint8)
 
 
 def read_arrays(split: Split) -> SplitArrays | None:

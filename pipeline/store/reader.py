@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import StoreError, StoreNotFoundError
-from pipeline.store.format import FORMAT_NAME, FORMAT_VERSION, check_group_metadata, check_root_attributes
+from pipeline.store.format import (
+    FORMAT_NAME,
+    READABLE_VERSIONS,
+    check_group_metadata,
+    check_root_attributes,
+    split_order,
+)
 from pipeline.store.metadata import damaged, read_metadata
 from pipeline.store.split import Split
 
@@ -36,6 +42,7 @@ class Store:
     Attributes:
         path: the store's folder, absolute, so that it stays valid when the process changes its folder.
         attrs: the root group's attributes (format, geometry, classes), as a dict.
+        version: of the store's format.
         class_ids: one id per class, in label order (for ImageNet the WordNet ids).
         class_names: human-readable names in the same order; the ids where the source has no names.
         image_shape: (H, W, C) of every image.
@@ -54,16 +61,17 @@ class Store:
             raise StoreNotFoundError(
                 f"{self.path}: a Zarr hierarchy, but not one that `python -m pipeline convert` wrote; check the path"
             )
-        if attributes.get("format_version") != FORMAT_VERSION:
+        if attributes.get("format_version") not in READABLE_VERSIONS:
             raise StoreError(
                 f"{self.path}: format version {attributes.get('format_version')!r}, this software reads "
-                f"{FORMAT_VERSION}; use the matching release or convert again"
+                f"{' and '.join(map(str, READABLE_VERSIONS))}; use the matching release or convert again"
             )
         try:
             self.attrs: dict[str, Any] = check_group_metadata(metadata)
             self.image_shape: tuple[int, int, int] = check_root_attributes(self.attrs).image_shape
         except ValueError as error:
             damaged(file, error)
+        self.version: int = self.attrs["format_version"]
         self.class_ids: list[str] = self.attrs["class_ids"]
         self.class_names: list[str] = self.attrs["class_names"]
 
@@ -84,7 +92,7 @@ class Store:
     @property
     def splits(self) -> list[str]:
         found = [entry.name for entry in os.scandir(self.path) if os.path.isfile(os.path.join(entry.path, "zarr.json"))]
-        return sorted(found, key=lambda name: ({"train": 0, "val": 1}.get(name, 2), name))
+        return split_order(found)
 
     def __contains__(self, split: object) -> bool:
         return split in self.splits

@@ -23,6 +23,7 @@ from pipeline.store.format import (
     check_group_metadata,
     check_small_metadata,
     check_split_attributes,
+    chunk_file_bytes,
     chunk_name,
     single_chunk_name,
     small_array_shape,
@@ -56,7 +57,8 @@ class Split:
         num_classes: classes of the store.
         image_shape: (H, W, C) of every image, uint8.
         chunk_images: slots per chunk, K; the last chunk is padded with zeros to K.
-        codecs: names of the images' Zarr codecs; `["bytes"]` in a store that can be mapped.
+        codecs: names of the Zarr codecs of each image; `["bytes"]` in a store that can be mapped.
+        version: of the store's format.
         attrs: the split's attributes (recipe, mean, std, bad samples, fingerprint, software, ...).
 
     Raises:
@@ -70,7 +72,7 @@ class Split:
         self.num_classes = len(store.class_ids)
         file = self.path / "images" / "zarr.json"
         try:
-            layout = ImageLayout.from_metadata(read_metadata(file), store.image_shape)
+            layout = ImageLayout.from_metadata(read_metadata(file), store.image_shape, store.version)
             file = self.path / "zarr.json"
             self.attrs: dict[str, Any] = check_group_metadata(read_metadata(file))
             check_split_attributes(self.attrs, layout)
@@ -80,7 +82,7 @@ class Split:
             damaged(file, error)
         self.num_samples, self.num_valid = layout.num_samples, int(self.attrs["num_valid"])
         self.image_shape, self.chunk_images = layout.image_shape, layout.chunk_images
-        self.codecs, self.num_chunks = layout.codecs, layout.num_chunks
+        self.codecs, self.num_chunks, self.version = layout.codecs, layout.num_chunks, layout.version
         self.mean: list[float] = self.attrs["mean"]
         self.std: list[float] = self.attrs["std"]
         self.fingerprint: str = self.attrs["sample_fingerprint"]
@@ -108,13 +110,18 @@ class Split:
         """Bytes of one uncompressed chunk, padding included."""
         return self.chunk_images * self.image_bytes
 
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of a chunk file that isn't compressed: the chunk, and since version 2 of the format its index."""
+        return chunk_file_bytes(self.chunk_images, self.image_bytes, self.version)
+
     def chunk_path(self, chunk: int) -> Path:
         """File of chunk number `chunk` (0-based)."""
         return self.path / "images" / chunk_name(chunk)
 
     @property
     def is_raw(self) -> bool:
-        """True where chunk files are the bare bytes, so that they can be mapped."""
+        """True where chunk files begin with the bare bytes of the images, so that they can be mapped."""
         return self.codecs == ["bytes"]
 
     def chunk_sizes(self) -> dict[str, int]:
@@ -132,7 +139,7 @@ class Split:
         """int64 (n,): numbers of the chunks whose files are there in full, as far as their sizes tell."""
         sizes = self.chunk_sizes()
         found = np.array([sizes.get(chunk_name(chunk), 0) for chunk in range(self.num_chunks)], np.int64)
-        return np.flatnonzero(found == self.chunk_bytes if self.is_raw else found > 0)
+        return np.flatnonzero(found == self.file_bytes if self.is_raw else found > 0)
 
     def problems(self) -> list[str]:
         """Missing, short and overlong files of the split, one line each. Cheap: file sizes only, no content."""
@@ -148,9 +155,9 @@ class Split:
             size = sizes.get(chunk_name(chunk))
             if size is None:
                 problems.append(f"{self.chunk_path(chunk)}: missing chunk")
-            elif self.is_raw and size != self.chunk_bytes:
-                kind = "short" if size < self.chunk_bytes else "overlong"
-                problems.append(f"{self.chunk_path(chunk)}: {kind} chunk, {size:,} of {self.chunk_bytes:,} bytes")
+            elif self.is_raw and size != self.file_bytes:
+                kind = "short" if size < self.file_bytes else "overlong"
+                problems.append(f"{self.chunk_path(chunk)}: {kind} chunk, {size:,} of {self.file_bytes:,} bytes")
             elif size == 0:
                 problems.append(f"{self.chunk_path(chunk)}: empty chunk")
         for name in SMALL_ARRAYS:
@@ -280,8 +287,17 @@ class Split:
         return self.maps.chunk(chunk)[start : start + self.image_bytes].reshape(self.image_shape)
 
     def read_image(self, i: int) -> np.ndarray:
-        """uint8 (H, W, C): slot i's image read from its file, for a few of them without mapping all files."""
-        chunk, position = divmod(self._slot(i), self.chunk_images)
+        """uint8 (H, W, C): slot i's image read from its file, for a few of them without mapping all files.
+
+        Through zarr where it is compressed; in format 1 that decodes the whole chunk.
+        """
+        slot = self._slot(i)
+        if not self.is_raw:
+            import zarr
+
+            array: Any = zarr.open_array(str(self.path / "images"), mode="r")
+            return np.asarray(array[slot])
+        chunk, position = divmod(slot, self.chunk_images)
         with open(self.chunk_path(chunk), "rb") as file:
             file.seek(position * self.image_bytes)
             return np.fromfile(file, np.uint8, self.image_bytes).reshape(self.image_shape)

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import zarr
 from zarr.abc.store import Store as ZarrStore
+from zarr.storage import LocalStore
 
 from pipeline.errors import Error
 from pipeline.store.atomic import fsync_dir
-from pipeline.store.format import BAD_LABEL, FORMAT_NAME, FORMAT_VERSION, SplitArrays
+from pipeline.store.format import BAD_LABEL, FORMAT_NAME, FORMAT_VERSION, SplitArrays, split_order, with_digest
 from pipeline.store.integrity import array_digests, sample_fingerprint
 
 
@@ -43,15 +45,40 @@ def channel_statistics(sums: Sequence[int], squares: Sequence[int], num_pixels: 
     return mean, [value**0.5 for value in variance]
 
 
-def root_attributes(geometry: dict[str, Any], class_ids: Sequence[str], class_names: Sequence[str]) -> dict[str, Any]:
-    """Attributes of the root group."""
-    return {
-        "format": FORMAT_NAME,
-        "format_version": FORMAT_VERSION,
-        "geometry": geometry,
-        "class_ids": list(class_ids),
-        "class_names": list(class_names),
-    }
+def root_attributes(
+    geometry: dict[str, Any], class_ids: Sequence[str], class_names: Sequence[str], splits: Iterable[str] = ()
+) -> dict[str, Any]:
+    """Attributes of the root group of a store with these splits."""
+    return with_digest(
+        {
+            "format": FORMAT_NAME,
+            "format_version": FORMAT_VERSION,
+            "geometry": geometry,
+            "class_ids": list(class_ids),
+            "class_names": list(class_names),
+            "splits": split_order(splits),
+        }
+    )
+
+
+def write_root(folder: Path, work: Path, attributes: dict[str, Any]) -> None:
+    """Write a store's root group in one rename,.
+
+    Args:
+        folder: the store's; it is made where it isn't there.
+        work: a folder on the same file system, for the file until it is complete.
+        attributes: as from `root_attributes`.
+    """
+    made = work / ".root"  # no split's name begins so
+    shutil.rmtree(made, ignore_errors=True)
+    write_group(LocalStore(made), "", attributes)
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(made / "zarr.json", "rb") as file:
+        os.fsync(file.fileno())
+    os.replace(made / "zarr.json", folder / "zarr.json")
+    made.rmdir()
+    fsync_dir(folder)
+    fsync_dir(folder.parent)
 
 
 def write_group(store: ZarrStore, path: str, attributes: dict[str, Any]) -> None:
@@ -61,13 +88,15 @@ def write_group(store: ZarrStore, path: str, attributes: dict[str, Any]) -> None
 
 def split_attributes(arrays: SplitArrays, attributes: Mapping[str, Any]) -> dict[str, Any]:
     """A split's attributes: the given ones and those that follow from the arrays."""
-    return {
-        "num_samples": len(arrays.labels),
-        "num_valid": int(np.count_nonzero(arrays.labels != BAD_LABEL)),
-        **attributes,
-        "sample_fingerprint": sample_fingerprint(arrays.labels, arrays.keys, arrays.key_offsets),
-        "sha256": array_digests(arrays),
-    }
+    return with_digest(
+        {
+            "num_samples": len(arrays.labels),
+            "num_valid": int(np.count_nonzero(arrays.labels != BAD_LABEL)),
+            **attributes,
+            "sample_fingerprint": sample_fingerprint(arrays.labels, arrays.keys, arrays.key_offsets),
+            "sha256": array_digests(arrays),
+        }
+    )
 
 
 def write_split(
@@ -90,7 +119,7 @@ def write_split(
         chunk_images: slots per chunk, K.
         arrays: the small arrays.
         attributes: all of the split's attributes (see `split_attributes`).
-        filters, compressors: codecs of the images, none by default; small arrays are never compressed.
+        filters, compressors: codecs of each image, none by default; small arrays are never compressed.
 
     Returns:
         The images' Zarr array, uint8 (N, H, W, C).
@@ -124,7 +153,8 @@ def write_split(
         store,
         name=f"{prefix}images",
         shape=(len(arrays.labels), *image_shape),
-        chunks=(chunk_images, *image_shape),
+        shards=(chunk_images, *image_shape),
+        chunks=(1, *image_shape),
         dtype="uint8",
         compressors=compressors,
         filters=filters,

@@ -29,7 +29,7 @@ from zarr.storage import LocalStore
 
 from pipeline.commands.report import write_report
 from pipeline.sources.byte_strings import ByteStrings
-from pipeline.store.format import SplitArrays
+from pipeline.store.format import SplitArrays, chunk_index
 from pipeline.store.geometry import Geometry
 from pipeline.store.writer import root_attributes, split_attributes, write_group, write_split
 
@@ -54,7 +54,7 @@ def make_split(folder: Path, chunk: Path, num_samples: int, num_classes: int, rn
     (folder / "images").mkdir(parents=True)
     for number in range(num_chunks):
         os.link(chunk, folder / "images" / f"c.{number}.0.0.0")
-    digest = np.frombuffer(hashlib.sha256(chunk.read_bytes()).digest(), np.uint8)
+    digest = np.frombuffer(hashlib.sha256(chunk.read_bytes()[: CHUNK_IMAGES * SIZE * SIZE * 3]).digest(), np.uint8)
     weights = np.linspace(1, 0.55, num_classes)
     labels = rng.choice(num_classes, num_samples, p=weights / weights.sum()).astype(np.int32)
     bad = rng.choice(num_samples, 400, replace=False)
@@ -98,9 +98,9 @@ def main() -> None:
         store = Path(temp) / "imagenet-256.zarr"
         ids = [f"n{i:08d}" for i in range(args.classes)]
         names = [f"thing number {i}, also called object {i}" for i in range(args.classes)]
-        write_group(LocalStore(store), "", root_attributes(Geometry(size=SIZE).to_json(), ids, names))
+        write_group(LocalStore(store), "", root_attributes(Geometry(size=SIZE).to_json(), ids, names, ["train", "val"]))
         chunk = Path(temp) / "chunk"
-        chunk.write_bytes(photos(CHUNK_IMAGES, rng).tobytes())
+        chunk.write_bytes(photos(CHUNK_IMAGES, rng).tobytes() + chunk_index(CHUNK_IMAGES, SIZE * SIZE * 3))
         for name, number in (("train", args.samples), ("val", 50_000)):
             make_split(store / name, chunk, number, args.classes, rng)
         start = time.perf_counter()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
 from zarr.storage import LocalStore
 
 from pipeline.sources.byte_strings import ByteStrings
-from pipeline.store.format import SplitArrays
+from pipeline.store.format import SplitArrays, chunk_index
 from pipeline.store.geometry import Geometry
 from pipeline.store.writer import root_attributes, split_attributes, write_group, write_split
 
@@ -23,7 +24,7 @@ def random_store(
     sparse: bool = False,
     smooth: bool = False,
 ) -> Path:
-    """Write a format-1 store with one split, `train`.
+    """Write a store with one split, `train`.
 
     Args:
         path: the store's folder.
@@ -41,7 +42,7 @@ def random_store(
     chunk_images = max(1, min(chunk_bytes // image_bytes, num_images))
     num_chunks = -(-num_images // chunk_images)
     ids = [f"class{i:04d}" for i in range(num_classes)]
-    write_group(LocalStore(path), "", root_attributes(Geometry(size=size).to_json(), ids, ids))
+    write_group(LocalStore(path), "", root_attributes(Geometry(size=size).to_json(), ids, ids, ["train"]))
     folder = path / "train"
     (folder / "images").mkdir(parents=True)
     rng = np.random.default_rng(0)
@@ -56,6 +57,8 @@ def random_store(
                 for _ in range(chunk_images):
                     image = pool[rng.integers(len(pool))]
                     file.write(np.roll(image, rng.integers(0, size, 2), (0, 1)).tobytes())
+            file.seek(0, os.SEEK_END)
+            file.write(chunk_index(chunk_images, image_bytes))
     keys = ByteStrings.pack([b"%07d" % i for i in range(num_images)]).arrays
     arrays = SplitArrays(
         np.arange(num_images, dtype=np.int32) % num_classes,

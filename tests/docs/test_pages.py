@@ -90,7 +90,7 @@ def test_the_tensorstore_reader_in_the_specification_runs(tmp_path: Path) -> Non
     _, code = blocks(DOCS / "format.md", "python")
     code += f"assert batch.tobytes() == open({str(tmp_path / 'wanted')!r}, 'rb').read()\n"
     (tmp_path / "wanted").write_bytes(images[[5, 0, 9]].tobytes())
-    assert "(140, 32, 32, 3) in chunks of 10" in run(code, store.parent.parent)
+    assert "(140, 32, 32, 3) in pieces of 1 image" in run(code, store.parent.parent)
 
 
 def templates() -> Iterator[re.Pattern[str]]:

@@ -45,7 +45,7 @@ def test_commands_succeed(folder: Path, store: Path, capsys: pytest.CaptureFixtu
     assert "train: 10 samples" in capsys.readouterr().out
     assert main(["info", str(store), "--json"]) == 0
     info = json.loads(capsys.readouterr().out)
-    assert info["splits"]["train"]["bytes"] == 10 * 16 * 16 * 3
+    assert info["splits"]["train"]["bytes"] == 10 * (16 * 16 * 3 + 16 + 4)  # each image is a chunk with an index
     assert info["splits"]["train"]["resizer"] == info["splits"]["val"]["resizer"]
     assert main(["info"]) == 0
     assert "resizer: " in capsys.readouterr().out

@@ -16,6 +16,7 @@ from bench.synthetic import random_store
 from stores import make_images, make_store
 from torch.utils.data import ConcatDataset, DataLoader, default_collate
 
+from pipeline.commands.copy_store import copy_store
 from pipeline.errors import StoreError, StoreNotFoundError, UsageError
 from pipeline.store.reader import open_store
 from trainer import dataset as dataset_module
@@ -255,16 +256,11 @@ def test_a_negative_epoch_is_refused(store):
         RankPartitionedDataset(store).set_epoch(-1)
 
 
-def test_a_compressed_store_is_refused(tmp_path, monkeypatch):
+def test_a_compressed_store_is_refused(tmp_path):
     path = make_store(tmp_path / "s", {"train": (IMAGES, np.zeros(NUM))})
-    metadata = path / "train" / "images" / "zarr.json"
-    text = metadata.read_text()
-    bytes_codec = text[text.index('"codecs"') :]
-    bytes_codec = bytes_codec[: bytes_codec.index("]") + 1]
-    codecs = '"codecs": [{"name": "bytes"}, {"name": "zstd", "configuration": {"level": 3, "checksum": false}}]'
-    metadata.write_text(text.replace(bytes_codec, codecs))
+    copy_store(path, tmp_path / "z", codec="zstd", quiet=True)
     with pytest.raises(UsageError, match="compressed .*pipeline copy .* --codec none"):
-        RankPartitionedDataset(path)
+        RankPartitionedDataset(tmp_path / "z")
 
 
 def test_cold_data_is_asked_for_and_warm_data_is_not(store, monkeypatch):

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 from collections import Counter
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from pages import Element, image_of, read_page
-from stores import make_images, make_store
+from stores import edit_attributes, make_images, make_store
 from zarr.storage import LocalStore
 
 from pipeline.commands import report
@@ -56,9 +55,7 @@ def change(
         split_attributes(new, {**one.attrs, **attributes}),
     )
     if root:
-        metadata = json.loads((store / "zarr.json").read_text())
-        metadata["attributes"].update(root)
-        (store / "zarr.json").write_text(json.dumps(metadata))
+        edit_attributes(store / "zarr.json", lambda attributes: attributes.update(root))
 
 
 @pytest.fixture
@@ -146,7 +143,7 @@ def test_figures_are_those_of_the_store(store: Path, labels: np.ndarray) -> None
     prints = tables["Sample fingerprints"]
     assert prints[1:] == [[name, open_store(store)[name].fingerprint] for name in ("train", "val")]
     files = tables["Files and bytes"]
-    assert files[1][:5] == ["train", "none", "9", "7", "12.1 kB"]  # 9 chunks x 7 images x 192 bytes
+    assert files[1][:5] == ["train", "none", "9", "7", "13.1 kB"]  # 9 chunks x (7 images x (192 + 16) + 4) bytes
     assert files[1][6] == "576 bytes"  # 3 images of padding
 
 
@@ -408,7 +405,7 @@ def test_damage_is_on_the_page_and_raised(store: Path) -> None:
     bad = [item.text for item in page.one("checks").find("li", "bad")]
     assert bad == [
         f"✗failed: {images / 'c.2.0.0.0'}: missing chunk",
-        f"✗failed: {images / 'c.4.0.0.0'}: short chunk, 5 of 1,344 bytes",
+        f"✗failed: {images / 'c.4.0.0.0'}: short chunk, 5 of 1,460 bytes",
     ]
     assert page.facts()["State"].startswith("✗ damaged")
     slots = [int(e.text[6:12]) for e in sheet(page, 0).find("bdi", "key")]

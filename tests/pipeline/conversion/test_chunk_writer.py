@@ -9,6 +9,7 @@ import pytest
 
 from pipeline.conversion import chunk_writer as chunk_file
 from pipeline.conversion.chunk_writer import ChunkWriter
+from pipeline.store.format import chunk_index
 from pipeline.store.geometry import Geometry
 
 
@@ -23,6 +24,12 @@ def write(path, images, chunk_images):
     return chunk
 
 
+def padded(images, chunk_images):
+    """The bytes of a whole chunk file."""
+    padding = bytes((chunk_images - len(images)) * images[0].nbytes)
+    return images.tobytes() + padding + chunk_index(chunk_images, images[0].nbytes)
+
+
 @pytest.fixture
 def images():
     return np.random.default_rng(0).integers(0, 256, (13, 48, 48, 3), np.uint8)
@@ -35,7 +42,8 @@ def test_file_digest_and_sums(tmp_path, monkeypatch, images, block_bytes, paddin
     monkeypatch.setattr(chunk_file, "BLOCK_BYTES", block_bytes)
     chunk = write(tmp_path / "c", images, len(images) + padding)
     expected = images.tobytes() + bytes(padding * images[0].nbytes)
-    assert (tmp_path / "c").read_bytes() == expected
+    index = chunk_index(len(images) + padding, images[0].nbytes)
+    assert (tmp_path / "c").read_bytes() == expected + index
     assert chunk.sha256 == hashlib.sha256(expected).hexdigest()
     wide = images.astype(np.int64)
     assert chunk.sums.tolist() == wide.sum((0, 1, 2)).tolist()
@@ -65,7 +73,9 @@ def test_file_system_without_direct_writes(tmp_path, monkeypatch, images, refuse
     monkeypatch.setattr(chunk_file, "BLOCK_BYTES", 16 * images[0].nbytes)  # 27 pages
     images = np.tile(images, (3, 1, 1, 1))
     write(tmp_path / "c", images, 40)
-    assert (tmp_path / "c").read_bytes() == images.tobytes() + bytes(images[0].nbytes)
+    assert (tmp_path / "c").read_bytes() == images.tobytes() + bytes(images[0].nbytes) + chunk_index(
+        40, images[0].nbytes
+    )
     assert len(refused) == 1  # asked once, not for each block
 
 
@@ -73,7 +83,9 @@ def test_short_writes_go_on(tmp_path, monkeypatch, images):
     real_write = os.write
     monkeypatch.setattr(chunk_file.os, "write", lambda fd, data: real_write(fd, data[:5000]))
     write(tmp_path / "c", images, 14)
-    assert (tmp_path / "c").read_bytes() == images.tobytes() + bytes(images[0].nbytes)
+    assert (tmp_path / "c").read_bytes() == images.tobytes() + bytes(images[0].nbytes) + chunk_index(
+        14, images[0].nbytes
+    )
 
 
 def test_error_of_the_writing_thread_reaches_the_caller(tmp_path, monkeypatch, images):

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from folders import make_folder, make_image, same_tree, tree
 from PIL import Image
+from stores import as_format_1
 
 from pipeline import convert, open_store
-from pipeline.conversion.commit import BadSamplesError
+from pipeline.commands.verify import verify
+from pipeline.conversion.commit import BadSamplesError, commit
 from pipeline.conversion.names import Part
 from pipeline.conversion.workdir import Workspace
 from pipeline.errors import Error, StoreError, UsageError
@@ -71,9 +73,11 @@ def test_statistics_and_digests_are_exact(reference: Path) -> None:
     assert train.mean == pytest.approx(pixels.mean(0), abs=1e-12)
     assert train.std == pytest.approx(pixels.std(0), abs=1e-12)
     for chunk in range(train.num_chunks):
-        data = train.chunk_path(chunk).read_bytes()
+        file = train.chunk_path(chunk).read_bytes()
+        data, index = file[: train.chunk_bytes], file[train.chunk_bytes :]
         assert hashlib.sha256(data).digest() == train.digests[chunk].tobytes()
         assert len(data) == train.chunk_images * 16 * 16 * 3
+        assert len(index) == 16 * train.chunk_images + 4
 
 
 def test_nothing_of_the_run_is_stored(reference: Path, source: Path) -> None:
@@ -353,7 +357,8 @@ def test_chunk_boundaries(tmp_path: Path, extra: int) -> None:
     run([(np.full((4, 4, 3), i, np.uint8), 0) for i in range(num)], tmp_path / "a.zarr", size=4, no_shuffle=True)
     train = open_store(tmp_path / "a.zarr")["train"]
     assert [int(train.image(i)[0, 0, 0]) for i in range(num)] == list(range(num))
-    last = np.fromfile(train.chunk_path(train.num_chunks - 1), np.uint8).reshape(train.chunk_images, -1)
+    last = np.fromfile(train.chunk_path(train.num_chunks - 1), np.uint8, train.chunk_bytes)
+    last = last.reshape(train.chunk_images, -1)
     assert not last[num - (train.num_chunks - 1) * train.chunk_images :].any()
 
 
@@ -479,3 +484,44 @@ def test_python_samples(tmp_path: Path) -> None:
     assert train.labels.tolist() == [0, 1, 0, 2]
     assert np.array_equal(train.image(0), train.image(1))
     assert train.num_valid == 4
+
+
+def test_a_store_of_format_1_gets_no_new_split(source: Path, tmp_path: Path) -> None:
+    store = tmp_path / "a.zarr"
+    run(source, store, split="train", on_error="skip")
+    as_format_1(store)
+    run(source, store, split="train", on_error="skip")  # finished already
+    with pytest.raises(Error, match="has format 1, new splits have 2; .*pipeline copy"):
+        run(source, store, split="val", on_error="skip")
+    assert open_store(store).splits == ["train"]
+
+
+def test_the_root_lists_a_split_before_it_appears(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "a.zarr"
+    run(source, store, split="val", on_error="skip")
+    assert open_store(store).attrs["splits"] == ["val"]
+    with monkeypatch.context() as patch, pytest.raises(Error, match="killed"):
+        patch.setattr("pipeline.conversion.commit.publish", _killed)
+        run(source, store, split="train", on_error="skip")
+    assert open_store(store).attrs["splits"] == ["train", "val"]
+    assert verify(store, quiet=True)["problems"] == [f"{store}: split train is missing"]
+    run(source, store, split="train", on_error="skip")
+    assert verify(store, quiet=True)["problems"] == []
+    run(source, tmp_path / "b.zarr", on_error="skip")
+    assert same_tree(store, tmp_path / "b.zarr")
+
+
+def _killed(*_: object) -> None:
+    raise Error("killed")
+
+
+def test_chunks_of_another_format_are_not_committed(tmp_path: Path) -> None:
+    store = tmp_path / "a.zarr"
+    with pytest.raises(BadSamplesError):
+        run([(b"x", 0), (np.zeros((4, 4, 3), np.uint8), 0)], store, size=4)
+    plan = tmp_path / "a.zarr.work" / "train" / "plan.json"
+    plan.write_text(plan.read_text().replace('"format_version": 2', '"format_version": 1'))
+    with pytest.raises(Error, match="writes format 1"):
+        commit(store, on_error="skip", quiet=True)

@@ -55,8 +55,10 @@ def test_memory_map_equals_zarr(store_path: Path) -> None:
 
 
 def test_chunks_are_bare_bytes_with_zero_padding(store_path: Path, images: np.ndarray) -> None:
-    last = (store_path / "train" / "images" / "c.2.0.0.0").read_bytes()
+    file = (store_path / "train" / "images" / "c.2.0.0.0").read_bytes()
+    last, index = file[: 4 * images[0].nbytes], file[4 * images[0].nbytes :]
     assert last == images[8:].tobytes() + bytes(images[0].nbytes)
+    assert np.frombuffer(index[:-4], "<u8").reshape(4, 2).tolist() == [[i * 192, 192] for i in range(4)]
     digests = open_store(store_path)["train"].digests
     assert digests[2].tobytes() == hashlib.sha256(last).digest()
 
@@ -95,7 +97,7 @@ def test_missing_and_short_chunks_are_named_on_opening(store_path: Path) -> None
     folder = store_path / "train" / "images"
     (folder / "c.0.0.0.0").unlink()
     (folder / "c.1.0.0.0").write_bytes(b"short")
-    with pytest.raises(StoreError, match=r"c\.0\.0\.0\.0: missing chunk; .*c\.1\.0\.0\.0: short chunk, 5 of 768 bytes"):
+    with pytest.raises(StoreError, match=r"c\.0\.0\.0\.0: missing chunk; .*c\.1\.0\.0\.0: short chunk, 5 of 836 bytes"):
         open_store(store_path)["train"]
     assert open_store(store_path)["val"].num_samples == 3
 
@@ -142,9 +144,9 @@ def test_paths_without_a_name_are_explained(tmp_path: Path, monkeypatch: pytest.
 
 def test_another_version_is_refused(store_path: Path) -> None:
     metadata = json.loads((store_path / "zarr.json").read_text())
-    metadata["attributes"]["format_version"] = 2
+    metadata["attributes"]["format_version"] = 3
     (store_path / "zarr.json").write_text(json.dumps(metadata))
-    with pytest.raises(StoreError, match="format version 2, this software reads 1"):
+    with pytest.raises(StoreError, match="format version 3, this software reads 1 and 2"):
         open_store(store_path)
 
 
