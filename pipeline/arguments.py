@@ -175,10 +175,8 @@ def _add_others(command: Callable[..., Parser]) -> None:
     verify.flag("--source", "kind of SRC", choices=COMMAND_KINDS)
     verify.flag("--json", "print JSON", action="store_true")
 
-    text, url = (
-        "Copy a store with another codec: compressed for shipping, none for training.",
-        f"s3://bucket/{name[5:]}",
-    )
+    url = "s3://bucket/imagenet-256.zarr"
+    text = "Copy a store with another codec: compressed for shipping, none for training."
     copy = command("copy", text, f"{name} {url} --codec zstd", f"{url} {name} --codec none")
     copy.place("store", "a store, or a URL that zarr can read")
     copy.place("dst", "a folder, or a URL that zarr can write")

@@ -10,6 +10,7 @@ from layouts import tar_bytes, val_name, write_devkit
 from PIL import Image
 
 from pipeline import convert, open_store
+from pipeline.commands.verify import verify
 from pipeline.sources import Source, SourceSet, open_source
 
 WNIDS = ["n01440764", "n02100735", "n02119789"]  # numbers 3, 2, 1 in the small devkit
@@ -114,7 +115,10 @@ def sequence(folder, root):
     return {split: list(of(split)) for split in ("train", "val")}
 
 
-@pytest.mark.parametrize("make", [archives, kaggle, tar, webdataset, parquet, manifest, sequence])
+KINDS = [archives, kaggle, tar, webdataset, parquet, manifest, sequence]
+
+
+@pytest.mark.parametrize("make", KINDS)
 def test_same_pixels_labels_and_keys(make, folder, expected, tmp_path):
     (tmp_path / "src").mkdir()
     src = make(folder, tmp_path / "src")
@@ -173,3 +177,20 @@ def test_a_source_of_ones_own(tmp_path):
     assert val.labels.tolist() == [1, 0, 1, 1, 0, 0]
     assert mine.notes == []
     assert open_source(mine, limit_per_class=1).splits["val"].labels.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_every_kind_can_draw_val_from_train(make, folder, tmp_path):
+    (tmp_path / "src").mkdir()
+    src = make(folder, tmp_path / "src")
+    store = tmp_path / "x.zarr"
+    convert(src, store, size=16, split="train", val_fraction=0.3, val_per_class=1, n_jobs=1, quiet=True)
+    splits = open_store(store)
+    assert splits.splits == ["train", "val"]
+    whole = open_source(src).splits["train"]
+    drawn = [{split.key(i) for i in range(split.num_samples)} for split in (splits["train"], splits["val"])]
+    assert drawn[0].isdisjoint(drawn[1])
+    assert drawn[0] | drawn[1] == {whole.key(i) for i in range(len(whole))}
+    assert set(splits["val"].labels.tolist()) == set(whole.labels.tolist())
+    if not isinstance(src, dict):
+        assert verify(store, against=src, quiet=True)["ok"]
