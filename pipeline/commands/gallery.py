@@ -52,7 +52,7 @@ def draw(labels: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:
     by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
     ordered = labels[by_label]
     rounds = np.arange(len(labels)) - np.searchsorted(ordered, ordered)  # 0 for a label's first, 1 for its second
-    return by_label[np.lexsort((rng.random(len(labels)), rounds))][:most]
+    return by_label[np.argsort(rounds + rng.random(len(labels)))[:most]]
 
 
 def choose_pictures(survey: SplitSurvey, most: int, most_bytes: int, rng: np.random.Generator) -> list[Picture]:
