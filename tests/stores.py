@@ -13,7 +13,8 @@ import numpy as np
 from zarr.storage import LocalStore
 
 from pipeline.sources.byte_strings import ByteStrings
-from pipeline.store.format import SplitArrays, chunk_index, with_digest
+from pipeline.store.attributes import with_digest
+from pipeline.store.format import SplitArrays, chunk_index
 from pipeline.store.geometry import Geometry
 from pipeline.store.writer import (
     channel_statistics,

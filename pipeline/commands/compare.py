@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
 
+import joblib
 import numpy as np
 
 from pipeline.errors import BadSample, StoreError, UsageError
 from pipeline.image.decode import DecodeOptions, decode_into
+from pipeline.image.resize import software_versions
 from pipeline.progress import Progress
 from pipeline.sources import Source, SourceSet, open_source
 from pipeline.store.format import BAD_LABEL, UNLABELLED
@@ -18,6 +21,7 @@ from pipeline.store.reader import Split, Store
 from pipeline.text import as_text, counted
 
 MOST_DIFFERENCES = 20
+BLOCK_IMAGES = 128
 
 
 def open_origin(
@@ -58,33 +62,66 @@ def open_origin(
     return found, index
 
 
-def compare(
-    store: Store, split: Split, found: SourceSet, index: np.ndarray, sample: int, quiet: bool
-) -> tuple[int, list[str]]:
+@dataclass(frozen=True)
+class Comparison:
+    """What a comparison found.
+
+    Attributes:
+        compared: pictures that were decoded again.
+        problems: one line each.
+        notes: one line each; no problem, but worth knowing.
+    """
+
+    compared: int
+    problems: list[str]
+    notes: list[str]
+
+
+def compare(store: Store, split: Split, found: SourceSet, index: np.ndarray, sample: int, quiet: bool) -> Comparison:
     """Compare the label of every key, then decode samples of the source again and compare their pixels.
+
+    Many samples are compared in processes, one per core that this process may use.
 
     Args:
         found, index: as from `open_origin`.
         sample: random slots whose pixels are compared, 0 for all.
-
-    Returns:
-        How many pictures were compared, and what differs, one line each.
     """
-    origin = found.splits[split.name]
     if problems := _label_differences(store, split, found, index):
-        return 0, problems
+        return Comparison(0, problems, [])
     slots = np.arange(split.num_samples)
     if 0 < sample < len(slots):
-        slots = np.sort(np.random.default_rng().choice(slots, sample, replace=False))
-    geometry, options = Geometry(**store.geometry), _decode_options(split)
-    images = _open_images(split)
+        slots = np.random.default_rng().choice(slots, sample, replace=False)
+    slots = slots[np.argsort(index[slots], kind="stable")]  # in the source's order, so that it is read in sequence
+    job = partial(_compare_block, split, found.splits[split.name], Geometry(**store.geometry), _decode_options(split))
+    blocks = [slots[first : first + BLOCK_IMAGES] for first in range(0, len(slots), BLOCK_IMAGES)]
+    n_jobs = max(1, min(joblib.cpu_count(), len(blocks) // 2))  # of a few blocks the start of a process costs more
+    differences: list[Difference] = []
     with Progress(f"compare {split.name}", len(slots), split.image_bytes, quiet=quiet) as progress:
-        for slot in slots.tolist():
-            difference = _difference(images, split, origin, slot, int(index[slot]), geometry, options)
-            if difference:
-                problems.append(f"{_name(split, slot)}: {difference}")
-            progress.advance(1)
-    return len(slots), problems
+        parallel = joblib.Parallel(n_jobs=n_jobs, return_as="generator_unordered")
+        for block in parallel(joblib.delayed(job)(slots, index[slots]) for slots in blocks):
+            differences += block[1]
+            progress.advance(block[0])
+    other = _other_software(split)
+    pixels = [difference for difference in differences if difference.levels]
+    if other and pixels:  # one line for all of them: the software explains them, and doesn't excuse them
+        levels = max(difference.levels for difference in pixels)
+        differences = [difference for difference in differences if not difference.levels]
+        problems.append(
+            f"{split.path}: {len(pixels):,} of {counted(len(slots), 'picture')} differ from the source's by up to "
+            f"{levels} of 255, but {other}; compare with the same software"
+        )
+    problems += [f"{_name(split, found.slot)}: {found.text}" for found in sorted(differences)]
+    return Comparison(len(slots), problems, [f"{split.path}: {other}"] if other and not pixels else [])
+
+
+def _other_software(split: Split) -> str:
+    """What made the split and what compares it here, where they differ in what decides pixels; else nothing."""
+    then, now = split.attrs.get("software", {}), software_versions()
+    names = [name for name in then if name not in ("efficient-imagenet", "zarr") and then[name] != now.get(name)]
+    if not names:
+        return ""
+    made, here = (", ".join(f"{name} {versions.get(name)}" for name in names) for versions in (then, now))
+    return f"converted with {made}, compared with {here}"
 
 
 def _label_differences(store: Store, split: Split, found: SourceSet, index: np.ndarray) -> list[str]:
@@ -110,31 +147,41 @@ def _decode_options(split: Split) -> DecodeOptions:
         raise StoreError(f"{split.path / 'zarr.json'}: max_pixels or background of the recipe is damaged") from None
 
 
-def _open_images(split: Split) -> Any:
-    """The images by slot: the split's own map, or the Zarr array where they are compressed."""
-    if split.is_raw:
-        return None
-    import zarr
+class Difference(NamedTuple):
+    """A slot whose sample isn't the source's, in words; `levels`: by how many levels pixels differ at most."""
 
-    return zarr.open_array(str(split.path / "images"), mode="r")
+    slot: int
+    text: str
+    levels: int = 0
+
+
+def _compare_block(
+    split: Split, origin: Source, geometry: Geometry, options: DecodeOptions, slots: np.ndarray, index: np.ndarray
+) -> tuple[int, list[Difference]]:
+    """How many, and the differences between `slots` and the samples `index` of the source, both int64 (n,)."""
+    found = (
+        _difference(split, origin, geometry, options, slot, at)
+        for slot, at in zip(slots.tolist(), index.tolist(), strict=True)
+    )
+    return len(slots), [difference for difference in found if difference is not None]
 
 
 def _difference(
-    images: Any, split: Split, origin: Source, slot: int, at: int, geometry: Geometry, options: DecodeOptions
-) -> str:
-    """In words, how slot's image differs from sample `at` of the source; empty where it doesn't."""
+    split: Split, origin: Source, geometry: Geometry, options: DecodeOptions, slot: int, at: int
+) -> Difference | None:
     decoded = np.empty(geometry.image_shape, np.uint8)
     is_bad = split.labels[slot] == BAD_LABEL
     try:
         decode_into(origin.read(at), [geometry], [decoded], options)
     except BadSample as bad:
-        return "" if is_bad else f"in the source it is bad now ({bad.reason})"
+        return None if is_bad else Difference(slot, f"in the source it is bad now ({bad.reason})")
     if is_bad:
-        return "bad in the store, good in the source; convert again with --overwrite"
-    stored = np.asarray(split.image(slot) if images is None else images[slot])
+        return Difference(slot, "bad in the store, good in the source; convert again with --overwrite")
+    stored = split.read_image(slot)
     if np.array_equal(stored, decoded):
-        return ""
-    return f"pixels differ from the source's by up to {np.abs(stored.astype(int) - decoded).max()}"
+        return None
+    levels = int(np.abs(stored.astype(int) - decoded).max())
+    return Difference(slot, f"pixels differ from the source's by up to {levels}", levels)
 
 
 def _name(split: Split, slot: int) -> str:

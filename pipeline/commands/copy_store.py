@@ -22,17 +22,16 @@ from zarr.storage import LocalStore
 from pipeline.conversion.workdir import Workspace
 from pipeline.errors import Error, StoreError, StoreNotFoundError, UsageError
 from pipeline.progress import Progress, say
+from pipeline.store.attributes import check_root_attributes, with_digest
 from pipeline.store.format import (
     CODECS,
     FORMAT_NAME,
     READABLE_VERSIONS,
     SMALL_ARRAYS,
     SplitArrays,
-    check_root_attributes,
     chunk_index,
     chunk_name,
     split_order,
-    with_digest,
 )
 from pipeline.store.reader import Split, Store
 from pipeline.store.writer import known_codecs, publish, root_attributes, write_split

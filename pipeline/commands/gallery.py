@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from pipeline.commands.survey import SplitSurvey, check_chunks
-from pipeline.store.format import BAD_LABEL
+from pipeline.text import one_line
 
 THUMB_PIXELS = 160
 PIXEL_ART = 40
@@ -58,7 +58,7 @@ def draw(labels: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:
 def choose_pictures(survey: SplitSurvey, most: int, most_bytes: int, rng: np.random.Generator) -> list[Picture]:
     """Random served samples of as many classes as possible, and a check of some random chunks on the way.
 
-    A compressed split's samples come from the checked chunks, as each must be decompressed whole.
+    Those of a compressed split of format 1 come from the checked chunks, as a chunk is decompressed whole for each.
 
     Args:
         survey: of the split; what the check finds is noted in it.
@@ -69,23 +69,19 @@ def choose_pictures(survey: SplitSurvey, most: int, most_bytes: int, rng: np.ran
         Pictures in ascending order of labels, then slots.
     """
     split = survey.split
-    kept: dict[int, np.ndarray] = {}
-
-    def look(chunk: int, images: np.ndarray) -> None:
-        first = chunk * split.chunk_images
-        slots = np.flatnonzero(split.labels[first : first + len(images)] != BAD_LABEL)
-        for position in slots[draw(split.labels[first + slots], most, rng)].tolist():
-            kept[first + position] = images[position].copy()
-
-    check_chunks(survey, rng, look)
-    if split.is_raw:
-        slots = split.valid_slots
-        slots = slots[np.isin(slots // split.chunk_images, survey.good_chunks)]
-    else:
-        slots = np.array(sorted(kept), np.int64)
+    check_chunks(survey, rng)
+    one_by_one = split.is_raw or split.version > 1
+    slots = split.valid_slots
+    slots = slots[np.isin(slots // split.chunk_images, survey.good_chunks if one_by_one else survey.checked_chunks)]
     pictures, used = [], 0
     for slot in slots[draw(split.labels[slots], most, rng)].tolist():
-        uri = data_uri(split.read_image(slot) if split.is_raw else kept[slot])
+        try:
+            uri = data_uri(split.read_image(slot))
+        except (OSError, ValueError, RuntimeError) as error:  # of a codec
+            problem = f"{split.chunk_path(slot // split.chunk_images)}: can't be read ({one_line(error)})"
+            if problem not in survey.problems:
+                survey.problems.append(problem)
+            continue
         used += len(uri)
         if used > most_bytes:
             break

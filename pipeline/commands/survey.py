@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -232,24 +231,12 @@ def _disk_use(split: Split, arrays: SplitArrays) -> DiskUse:
     return DiskUse(images, others, padding, split.num_chunks * split.chunk_bytes)
 
 
-def check_chunks(survey: SplitSurvey, rng: np.random.Generator, look: Callable[[int, np.ndarray], None]) -> None:
-    """Hash a few random chunks and note the result.
-
-    Args:
-        look: called with each chunk of a compressed split once it's in memory: its number and uint8 (n, H, W, C).
-    """
+def check_chunks(survey: SplitSurvey, rng: np.random.Generator) -> None:
+    """Hash a few random chunks and note the result."""
     split = survey.split
     most = min(CHECKED_CHUNKS, max(1, CHECKED_BYTES // split.chunk_bytes), len(survey.good_chunks))
     survey.checked_chunks = sorted(rng.choice(survey.good_chunks, most, replace=False).tolist())
-    problems: list[str] = []
-
-    def look_at_images(first: int, images: np.ndarray) -> None:
-        if not split.is_raw and first % split.chunk_images == 0:
-            look(first // split.chunk_images, images)
-
-    for chunk in survey.checked_chunks:
-        if problem := check_chunk(split, chunk, look_at_images):
-            problems.append(problem)
+    problems = [problem for chunk in survey.checked_chunks if (problem := check_chunk(split, chunk))]
     survey.problems += problems
     if survey.checked_chunks and not problems:
         which = f"of {most:,} random chunks out of {split.num_chunks:,}"

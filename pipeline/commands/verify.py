@@ -59,6 +59,7 @@ def verify(
         problems.append(f"{store.path}: split {name} is {'not listed in zarr.json' if name in names else 'missing'}")
     splits: dict[str, dict[str, Any]] = {}
     whole = _open_whole(against, source) if against is not None and names else None
+    notes = [] if whole is None else _lacking(whole, names)
     with known_codecs():
         for name in names:
             try:
@@ -85,9 +86,10 @@ def verify(
             found += _check_chunks(split, arrays, quiet)
             found += [] if found else _zarr_differences(split, arrays)
             if origin is not None and not found:
-                splits[name]["compared"], found = compare(store, split, *origin, sample, quiet)
+                comparison = compare(store, split, *origin, sample, quiet)
+                splits[name]["compared"], found = comparison.compared, comparison.problems
+                notes += comparison.notes
             problems += found
-    notes = [] if whole is None else _lacking(whole, names)
     return {"store": str(store.path), "ok": not problems, "problems": problems, "notes": notes, "splits": splits}
 
 

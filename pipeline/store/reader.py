@@ -12,13 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import StoreError, StoreNotFoundError
-from pipeline.store.format import (
-    FORMAT_NAME,
-    READABLE_VERSIONS,
-    check_group_metadata,
-    check_root_attributes,
-    split_order,
-)
+from pipeline.store.attributes import check_group_metadata, check_root_attributes
+from pipeline.store.format import FORMAT_NAME, READABLE_VERSIONS, split_order
 from pipeline.store.metadata import damaged, read_metadata
 from pipeline.store.split import Split
 

@@ -14,19 +14,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.errors import StoreError
+from pipeline.store.attributes import check_group_metadata, check_split_attributes
 from pipeline.store.format import (
     BAD_LABEL,
     SMALL_ARRAYS,
     UNLABELLED,
     ImageLayout,
     SplitArrays,
-    check_group_metadata,
     check_small_metadata,
-    check_split_attributes,
     chunk_file_bytes,
     chunk_name,
     single_chunk_name,
-    small_array_shape,
 )
 from pipeline.store.maps import ChunkMaps
 from pipeline.store.metadata import RESTORE, damaged, read_metadata, regular_size
@@ -107,7 +105,7 @@ class Split:
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes of one uncompressed chunk, padding included."""
+        """Bytes of the images of one uncompressed chunk, padding included."""
         return self.chunk_images * self.image_bytes
 
     @property
@@ -181,7 +179,7 @@ class Split:
         folder = self.path / name
         try:
             metadata = read_metadata(folder / "zarr.json")
-            shape = check_small_metadata(metadata, name, small_array_shape(name, self.num_samples, self.num_chunks))
+            shape = check_small_metadata(metadata, name, self.num_samples, self.num_chunks)
             file = folder / single_chunk_name(len(shape))
             wanted = math.prod(shape) * np.dtype(SMALL_ARRAYS[name]).itemsize
             size = regular_size(file) if wanted else 0  # of an empty array there is no file
@@ -253,8 +251,7 @@ class Split:
 
     def key(self, i: int) -> bytes:
         """Where slot i's sample came from: for a folder, the path below the split's folder."""
-        slot = self._slot(i)
-        blob, offsets = self._key_arrays
+        slot, (blob, offsets) = self._slot(i), self._key_arrays
         return blob[offsets[slot] : offsets[slot + 1]].tobytes()
 
     # Images

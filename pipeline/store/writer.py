@@ -20,7 +20,8 @@ from zarr.storage import LocalStore
 
 from pipeline.errors import Error
 from pipeline.store.atomic import fsync_dir
-from pipeline.store.format import BAD_LABEL, FORMAT_NAME, FORMAT_VERSION, SplitArrays, split_order, with_digest
+from pipeline.store.attributes import with_digest
+from pipeline.store.format import BAD_LABEL, FORMAT_NAME, FORMAT_VERSION, SplitArrays, split_order
 from pipeline.store.integrity import array_digests, sample_fingerprint
 
 

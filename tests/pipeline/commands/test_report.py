@@ -367,8 +367,8 @@ def test_compressed_stores(tmp_path: Path, store: Path, labels: np.ndarray, code
     page = read_page(write_report(copy))
     slots = [int(e.text[6:12]) for e in sheet(page, 0).find("bdi", "key")]
     assert len(set(slots)) == len(slots) > 20
-    assert len({slot // 7 for slot in slots}) == 4
-    assert "from 4 random chunks, as the store is compressed" in page.text
+    assert len({slot // 7 for slot in slots}) > 4
+    assert "as the store is compressed" not in page.text
     images = make_images(60)
     for slot, image in zip(slots, section_of(page, 0).find("img"), strict=True):
         np.testing.assert_array_equal(np.asarray(image_of(image)), images[slot])

@@ -1,8 +1,12 @@
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import joblib
 import numpy as np
 import pytest
 from folders import make_folder, make_image
@@ -177,3 +181,53 @@ def test_a_split_that_only_the_source_has_is_noted(source: Path, tmp_path: Path)
 def test_a_negative_sample_is_refused(store: Path) -> None:
     with pytest.raises(UsageError, match="--sample -1: must be a number of samples, or 0 for all"):
         verify(store, sample=-1, quiet=True)
+
+
+def test_other_software_is_named_with_what_was_compared(store: Path, source: Path, tmp_path: Path) -> None:
+    old = {"software": {"resizer": "pillow 9.1", "efficient-imagenet": "0.0"}}
+    edit_attributes(store / "train" / "zarr.json", lambda attributes: attributes.update(old))
+    result = verify(store, against=source, sample=0, quiet=True)
+    assert result["ok"]
+    assert [note for note in result["notes"] if "pillow 9.1" in note and "compared with resizer" in note]
+    other = Path(shutil.copytree(source, tmp_path / "source"))
+    for number in (7, 8):
+        make_image(1234).save(other / "train" / "b" / f"00{number}.jpg")
+    result = verify(store, against=other, sample=0, quiet=True)
+    (problem,) = result["problems"]  # one for both
+    assert "2 of 100 pictures" in problem
+    assert "pillow 9.1" in problem
+    assert result["notes"] == []
+
+
+def test_many_samples_are_compared_in_processes(
+    store: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Path(shutil.copytree(source, tmp_path / "source"))
+    make_image(1234).save(other / "train" / "b" / "007.jpg")
+    alone = verify(store, against=other, sample=0, quiet=True)
+    started: list[int] = []
+    parallel = joblib.Parallel
+
+    def spy(**options: Any) -> Any:
+        started.append(options["n_jobs"])
+        return parallel(**options)
+
+    monkeypatch.setattr("pipeline.commands.compare.BLOCK_IMAGES", 16)
+    monkeypatch.setattr("pipeline.commands.compare.joblib.cpu_count", lambda: 2)
+    monkeypatch.setattr("pipeline.commands.compare.joblib.Parallel", spy)
+    assert verify(store, against=other, sample=0, quiet=True) == alone
+    assert 2 in started
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity on this system")
+def test_threads_are_no_more_than_the_cores_that_may_be_used(store: Path) -> None:
+    code = (
+        "import os, sys, threading; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        "from pipeline.commands import verify as module\n"
+        "names, real = set(), module.check_chunk\n"
+        "module.check_chunk = lambda *a: (names.add(threading.get_ident()), real(*a))[1]\n"
+        f"assert module.verify({str(store)!r}, quiet=True)['ok']\n"
+        "print(len(names))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "1"

@@ -22,7 +22,8 @@ from pipeline.commands.copy_store import CODECS, copy_store
 from pipeline.commands.info import store_info
 from pipeline.commands.verify import verify
 from pipeline.errors import StoreError
-from pipeline.store.format import attributes_digest, chunk_index
+from pipeline.store.attributes import attributes_digest
+from pipeline.store.format import chunk_index
 from pipeline.store.reader import open_store
 
 SIZE = 32

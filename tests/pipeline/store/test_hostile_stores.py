@@ -22,7 +22,8 @@ from stores import as_format_1, make_images, make_store
 
 from pipeline.commands.verify import verify
 from pipeline.errors import Error, StoreError
-from pipeline.store.format import SMALL_ARRAYS, with_digest
+from pipeline.store.attributes import with_digest
+from pipeline.store.format import SMALL_ARRAYS
 from pipeline.store.reader import open_store
 
 SECONDS = 10
