@@ -37,6 +37,7 @@ def make_store(
     chunk_images: int = 4,
     bad: Mapping[str, Sequence[int]] | None = None,
     class_ids: Sequence[str] | None = None,
+    fit: str = "crop",
 ) -> Path:
     """Write a store of today's format.
 
@@ -46,12 +47,13 @@ def make_store(
         chunk_images: slots per chunk, at most those of the split.
         bad: name -> slots to make bad (zeroed, labelled -1).
         class_ids: one id per class; made up where not given.
+        fit: what the store says of its geometry; all source pictures were squares of its size.
     """
     bad = bad or {}
     top = max((int(np.max(labels)) for _, labels in splits.values()), default=0)
     ids = list(class_ids or [f"class{i:03d}" for i in range(top + 1)])
     size, channels = next(iter(splits.values()))[0].shape[2:]
-    geometry = Geometry(size=size, channels={3: "rgb", 1: "gray"}[channels])
+    geometry = Geometry(size=size, fit=fit, channels={3: "rgb", 1: "gray"}[channels])
     write_group(LocalStore(path), "", root_attributes(geometry.to_json(), ids, ids, splits))
     for name, (given_images, given_labels) in splits.items():
         images = given_images.copy()

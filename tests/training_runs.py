@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from stores import make_store
 
 from trainer.main import main
@@ -90,6 +91,11 @@ def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
 
 def epochs_done(out: Path) -> int:
     return len(metrics(out)) if (out / "metrics.jsonl").exists() else 0
+
+
+def free_ports(count: int) -> list[int]:
+    stores = [dist.TCPStore("127.0.0.1", 0, 1, is_master=True) for _ in range(count)]
+    return [store.port for store in stores]
 
 
 def checkpoint(out: Path) -> dict[str, Any]:

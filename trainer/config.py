@@ -35,7 +35,11 @@ class Config:
     eval_only: bool = False
     """Only evaluate --weights on the val split."""
     model: str = "resnet50"
-    """A torchvision classifier, resnet_small, flatten_linear, vit_s_16, or a timm model where timm is installed."""
+    """A torchvision classifier, one of our own (resnet_small, whitened_net, flatten_linear, vit_s_16), or timm's."""
+    blurpool: bool = False
+    """Blur before each strided convolution of 16 channels or more."""
+    zero_init_residual: bool = False
+    """Residual branches of torchvision's ResNets start at 0."""
     epochs: int = 16
     """Passes over the train split."""
     global_batch: int | None = None
@@ -53,7 +57,9 @@ class Config:
     weight_decay: float = 5e-5
     """Weight decay of matrices and kernels; norms and biases have none."""
     warmup_epochs: float = 0.5
-    """Linear warm-up before the cosine, both by step."""
+    """Linear warm-up before the schedule, both by step."""
+    schedule: Literal["cosine", "linear"] = "cosine"
+    """How the rate falls to 0 after the warm-up."""
     label_smoothing: float = 0.1
     """Label smoothing of the training loss."""
     clip_grad: float = 0.0
@@ -68,6 +74,12 @@ class Config:
     """Shift images at random by up to so many pixels, borders reflected; for stores without room to crop."""
     flip: float = 0.5
     """Probability of the horizontal flip."""
+    alternate_flip: bool = False
+    """Draw the flip in the first epoch only; then mirror every other epoch, so that each image is seen both ways."""
+    randaugment: int = 0
+    """Magnitude (1 to 30) of RandAugment's two operations; 0 for none."""
+    random_erasing: float = 0.0
+    """Probability that a random rectangle is erased."""
     rrc_scale: float = 0.08
     """Smallest share of the image's area that rrc takes."""
     resample: Literal["triangle", "cubic"] = "triangle"
@@ -86,7 +98,9 @@ class Config:
     """For a store of --fit stretch: the shorter side that evaluation resizes to before its centre crop, in pixels;
     the store's size by default."""
     flip_eval: bool = False
-    """Evaluate on the average of each image's and its mirror image's logits."""
+    """The last evaluation averages each image's and its mirror image's logits; so does --eval-only."""
+    eval_every: int = 1
+    """Epochs between evaluations; the last epoch is always evaluated."""
     stages: list[Stage] = field(default_factory=list)
     """Progressive resolution: a list of {epoch, size, crop}."""
     seed: int = 0
@@ -107,6 +121,8 @@ class Config:
     """Batch-norm statistics over all ranks."""
     checkpoint_every: int = 500
     """Optimizer steps between checkpoints; one is also written after each epoch, on SIGTERM and on Ctrl-C."""
+    checkpoint_minutes: float = 0.0
+    """Minutes between checkpoints, counted beside the steps; 0 for steps alone."""
     profile: bool = False
     """Write a torch.profiler trace of a few steps to OUT/trace.json."""
     timeout: float = 300.0
@@ -127,16 +143,18 @@ class Config:
                 raise UsageError(f"--{name.replace('_', '-')}: holds a NUL byte")
         check("data", self.data != "", "the path of a store")
         check("out", self.out != "", "the path of a folder, or left out")
-        for name in ("epochs", "threads", "checkpoint_every", "timeout"):
+        for name in ("epochs", "threads", "checkpoint_every", "eval_every", "timeout"):
             check(name, getattr(self, name) > 0, "above 0")
         for name in ("global_batch", "batch_size", "crop", "eval_crop", "eval_size", "eval_resize", "window"):
             check(name, getattr(self, name) is None or getattr(self, name) > 0, "above 0")
-        for name in ("lr", "weight_decay", "clip_grad", "mixup", "cutmix", "pad"):
+        for name in ("lr", "weight_decay", "clip_grad", "mixup", "cutmix", "pad", "checkpoint_minutes"):
             check(name, 0 <= getattr(self, name) < float("inf"), "0 or more, and finite")
         check("seed", 0 <= self.seed < 2**32, "0 or more, and below 2^32")
         for name in ("momentum", "label_smoothing", "ema"):
             check(name, 0 <= getattr(self, name) < 1, "at least 0 and below 1")
-        check("flip", 0 <= self.flip <= 1, "from 0 to 1")
+        for name in ("flip", "random_erasing"):
+            check(name, 0 <= getattr(self, name) <= 1, "from 0 to 1")
+        check("randaugment", 0 <= self.randaugment <= 30, "from 0 to 30")
         check("rrc_scale", 0 < self.rrc_scale <= 1, "above 0 and at most 1")
         check("warmup_epochs", 0 <= self.warmup_epochs < self.epochs, f"at least 0 and below --epochs {self.epochs}")
         check("nesterov", not self.nesterov or self.momentum > 0, "false without --momentum")

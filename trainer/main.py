@@ -109,9 +109,9 @@ def _report(error: Exception, rank: int, debug: bool) -> int:
 
 if __name__ == "__main__":
     code = main()
-    if "TORCHELASTIC_RUN_ID" in os.environ:
+    if "RANK" in os.environ:
         # Everything is written and closed. Python's own end would take torch's C++ threads apart, which now and then
-        # aborts ("terminate called without an active exception"), and torchrun would call a finished run failed.
+        # aborts, so that torchrun calls a finished run failed; after an error it might wait for the other ranks.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.tensorboard import SummaryWriter
@@ -16,9 +16,15 @@ from tqdm import tqdm
 
 from pipeline.errors import Error
 from pipeline.store.atomic import atomic_file, write_bytes
-from pipeline.text import duration
-from trainer.report.records import METRICS, append_json_line, json_lines
-from trainer.run_folder import unwritable
+from pipeline.text import counted, duration
+from trainer.flags import dump
+from trainer.ranks import device_name
+from trainer.report.provenance import record_start
+from trainer.report.records import CONFIG, METRICS, append_json_line, json_lines
+from trainer.run_folder import RunFolder, unwritable
+
+if TYPE_CHECKING:
+    from trainer.training import TrainingRun
 
 
 def peak_memory_bytes(device: torch.device) -> int:
@@ -127,6 +133,47 @@ def draw_curves(path: Path, lines: list[dict[str, Any]]) -> None:
     accuracy.yaxis.set_major_formatter(PercentFormatter(xmax=1))
     with atomic_file(path) as file:
         figure.savefig(file, format="png", dpi=120)
+
+
+def open_reports(run: TrainingRun, folder: RunFolder, checkpoint: Path | None) -> Metrics:
+    """Write what a run's folder holds before the first step; `checkpoint` is what the run goes on from.
+
+    Raises:
+        OSError: the folder takes no files.
+    """
+    out, state = folder.path, run.state
+    if checkpoint and not run.saved and not folder.adopt(checkpoint, state.epoch, state.best):
+        state.best = type(state).best  # there is no file of the best epoch so far: the best of the coming ones counts
+    header = "# The run's config; usable with --config.\n"
+    write_bytes(out / CONFIG, (header + dump(run.config)).encode())
+    record_start(
+        out,
+        step=state.step,
+        world_size=run.ranks.world_size,
+        global_batch=run.batching.global_batch,
+        device=device_name(run.device),
+    )
+    return Metrics(out, state.epoch, state.step, run.total_steps, run.say)
+
+
+def describe_run(run: TrainingRun) -> list[str]:
+    """What a run will do, in lines for people."""
+    config, batching, data = run.config, run.batching, run.loaders[0].data
+    ranks, classes = run.ranks.world_size, len(run.setup.class_ids)
+    model = (
+        f"{config.model}: {sum(p.numel() for p in run.raw.parameters()):,} parameters, "
+        f"{counted(classes, 'class', 'classes')}; {ranks} x {run.device.type}"
+    )
+    steps = (
+        f"global batch {batching.global_batch:,} = {counted(ranks, 'rank')} x "
+        f"{counted(batching.batch_size, 'sample')} x {counted(batching.accumulation, 'micro-step')}; "
+        f"lr {config.lr:g} per 256 samples, {run.peak_lr:g} at its peak; {counted(run.steps_per_epoch, 'step')} an "
+        f"epoch, {run.total_steps:,} in all"
+    )
+    lines = [model, steps]
+    if config.augment == "crop" and not config.pad and data.crop_shape == data.split.image_shape:
+        lines.append("note: crops are whole images, only flips vary them; --pad or a larger store gains accuracy")
+    return lines
 
 
 def describe_epoch(line: dict[str, Any], epochs: int) -> str:

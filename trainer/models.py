@@ -1,10 +1,9 @@
-"""Models by name, and weights from files: torchvision's classifiers, timm's, and three of our own."""
+"""Models by name, and weights from files: torchvision's classifiers, timm's, and our own networks."""
 
 from __future__ import annotations
 
 import difflib
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,50 +14,18 @@ from torch import Tensor, nn
 
 from pipeline.errors import Error, UsageError
 from trainer.augment import DeviceTransform
+from trainer.config import Config
+from trainer.networks import OWN, add_blurpool, zero_init_residual
 
 
-class ResNetSmall(nn.Module):
-    """A nine-layer ResNet for 32-px images: four 3x3 layers with pooling, and two residual blocks between them.
-
-    After D. Page, How to Train Your ResNet (2018), which has width 64 (6.6 M parameters); narrower ones suit a CPU.
-    """
-
-    def __init__(self, num_classes: int, width: int) -> None:
-        super().__init__()
-        self.stem = _conv(3, width)
-        self.layer1 = nn.Sequential(_conv(width, 2 * width), nn.MaxPool2d(2))
-        self.block1 = nn.Sequential(_conv(2 * width, 2 * width), _conv(2 * width, 2 * width))
-        self.layer2 = nn.Sequential(_conv(2 * width, 4 * width), nn.MaxPool2d(2))
-        self.layer3 = nn.Sequential(_conv(4 * width, 8 * width), nn.MaxPool2d(2))
-        self.block2 = nn.Sequential(_conv(8 * width, 8 * width), _conv(8 * width, 8 * width))
-        self.fc = nn.Linear(8 * width, num_classes)
-
-    def forward(self, images: Tensor) -> Tensor:
-        x = self.layer1(self.stem(images))
-        x = self.layer3(self.layer2(x + self.block1(x)))
-        return self.fc((x + self.block2(x)).amax((2, 3))) / 8
-
-
-def _conv(planes: int, out: int) -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(planes, out, 3, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU())
-
-
-def _flatten_linear(num_classes: int, size: int) -> nn.Module:
-    """The two-layer network that DDP's textbook examples train on MNIST."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(3 * size * size, 128), nn.ReLU(), nn.Linear(128, num_classes))
-
-
-def _vit_s_16(num_classes: int, size: int) -> nn.Module:
-    """ViT-S/16 as in Touvron et al., DeiT (2021), table 1; torchvision has only the larger ones."""
-    return torchvision.models.VisionTransformer(size, 16, 12, 6, 384, 1536, num_classes=num_classes)
-
-
-OWN: dict[str, Callable[[int, int], nn.Module]] = {
-    "resnet_small": lambda num_classes, _: ResNetSmall(num_classes, 16),
-    "resnet_small_wide": lambda num_classes, _: ResNetSmall(num_classes, 64),
-    "flatten_linear": _flatten_linear,
-    "vit_s_16": _vit_s_16,
-}
+def make_model(config: Config, num_classes: int, size: int) -> nn.Module:
+    """The model that a config asks for, as `build_model` has it, with the changes that it names."""
+    model = build_model(config.model, num_classes, size)
+    if config.blurpool:
+        add_blurpool(model)
+    if config.zero_init_residual:
+        zero_init_residual(model, config.model)
+    return model
 
 
 def build_model(name: str, num_classes: int, size: int) -> nn.Module:
@@ -131,6 +98,11 @@ class SampleLosses(nn.Module):
         """float32 (n,). Pixels as `DeviceTransform.augment` gives them; targets are labels (n,) or (n, classes)."""
         logits = self.model(self.transform.normalise(pixels, mirrored))
         return F.cross_entropy(logits.float(), target, reduction="none", label_smoothing=self.label_smoothing)
+
+
+def all_finite(model: nn.Module) -> bool:
+    """Whether no parameter has an element that is infinite or NaN; the device is asked once."""
+    return bool(torch.stack([parameter.isfinite().all() for parameter in model.parameters()]).all())
 
 
 def read_weights(source: str, name: str) -> dict[str, Tensor]:

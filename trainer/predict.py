@@ -23,13 +23,12 @@ from pipeline.image.decode import decode_into
 from pipeline.store.geometry import Geometry
 from pipeline.store.reader import open_store
 from pipeline.text import as_text, one_line, printable
-from trainer.augment import DeviceTransform
+from trainer.augment import DeviceTransform, device_transform
 from trainer.flags import parse
-from trainer.models import build_model, load_weights, read_weights
+from trainer.models import load_weights, make_model, read_weights
 from trainer.order import centre_offsets
 from trainer.ranks import Ranks
 from trainer.report.records import CONFIG
-from trainer.setup import device_transform
 
 BATCH = 64
 """Images that go through the model together."""
@@ -81,7 +80,7 @@ class Predictor:
         if file is None:
             raise UsageError(f"{files[-1]}: no such file of weights; train first, or give --weights")
         geometry, device = Geometry(**store.geometry), Ranks().device(config.device)
-        model = build_model(config.model, len(store.class_ids), config.final_crop or geometry.size)
+        model = make_model(config, len(store.class_ids), config.final_crop or geometry.size)
         load_weights(model, read_weights(str(file), config.model), str(file), new_head=False)
         model = model.to(device).to(memory_format=torch.channels_last).eval()
         transform = device_transform(config, store, device)

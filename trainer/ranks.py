@@ -98,8 +98,11 @@ def process_group(ranks: Ranks, device: torch.device, timeout_seconds: float) ->
         ) from error
     try:
         yield
-    finally:
-        dist.destroy_process_group()
+    except Error as error:
+        if error.exit_code >= 128:  # a signal, on which all ranks agreed
+            dist.destroy_process_group()
+        raise  # after an error of one rank alone, destroying might wait for the others for ever
+    dist.destroy_process_group()
 
 
 def all_gather(values: Sequence[float] | np.ndarray, ranks: Ranks) -> np.ndarray:

@@ -11,6 +11,7 @@ import torch
 
 from pipeline.errors import UsageError
 from trainer.models import load_weights
+from trainer.optimizer import load_optimizer
 from trainer.ranks import all_gather
 from trainer.report.records import config_text
 from trainer.run_folder import LAST, PREVIOUS
@@ -67,7 +68,7 @@ def restore(run: TrainingRun, path: Path, saved: dict[str, Any]) -> None:
         if name not in ("out", "resume", "weights"):
             run.say(f"changed since the checkpoint: {name} {config_text(before.get(name))} -> {config_text(now)}")
     load_weights(run.raw, saved["model"], source, new_head=False)
-    run.optimizer.load_state_dict(saved["optimizer"])
+    load_optimizer(run.optimizer, saved["optimizer"])
     if run.ema:
         run.ema.load_state_dict(saved["ema"])
     state.epoch, state.step, state.best = saved["epoch"], saved["step"], saved["best"]

@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
+import threading
 import time
 import zipfile
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pipeline.errors import Error, UsageError
-from pipeline.store.atomic import atomic_file, remove_temps, write_bytes
+from pipeline.store.atomic import TEMP_MARK, atomic_file, write_bytes
 from trainer.report.records import CONFIG, LOCK, METRICS, STARTS, json_lines
 
 try:
@@ -27,6 +30,7 @@ FORMAT = 1
 LAST, PREVIOUS, BEST = "last.pt", "previous.pt", "best.pt"
 BEFORE_THE_START = (LOCK, BEST, METRICS, CONFIG, STARTS)
 """What a run writes before its first step, besides TensorBoard's events."""
+OWN_NAMES = (*BEFORE_THE_START, LAST, PREVIOUS, "curves.png", "trace.json")
 
 
 class RunFolder:
@@ -47,6 +51,8 @@ class RunFolder:
     """
 
     begun = False
+    _writer: threading.Thread | None = None
+    _failure: Error | None = None
 
     def __init__(self, path: Path, wait_seconds: float = 0.0) -> None:
         for folder in (path, *path.absolute().parents):
@@ -56,7 +62,10 @@ class RunFolder:
         self._made = not path.exists()
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._lock: IO[str] = open(path / LOCK, "a+")  # noqa: SIM115 - held until `close`
+            for name in OWN_NAMES:
+                if (path / name).is_symlink():
+                    raise UsageError(f"--out {path}: {name} is a link, which would be written through; delete it")
+            self._lock: IO[str] = open(path / LOCK, "a+", opener=_open_no_link)  # noqa: SIM115 - held until `close`
             self._lock.seek(0)
             holder = self._lock.read()
         except OSError as error:
@@ -76,10 +85,17 @@ class RunFolder:
             self._lock.truncate(0)
             self._lock.write(job)
             self._lock.flush()
-            remove_temps(path)
+            self._remove_temps()
         except OSError as error:
             self.close()
             raise unwritable(path, error) from error
+
+    def _remove_temps(self) -> None:
+        """Delete what a killed run was writing, under the names of its own that `atomic_file` gives, and no others."""
+        for name in os.listdir(self.path):
+            stem, mark, token = name.partition(TEMP_MARK)
+            if mark and stem in OWN_NAMES and re.fullmatch("[0-9a-f]{12}", token):
+                (self.path / name).unlink()
 
     def _try_lock(self) -> bool:
         if fcntl is None:
@@ -92,6 +108,8 @@ class RunFolder:
 
     def close(self) -> None:
         """Let go of the folder; harmless when repeated."""
+        with contextlib.suppress(Error):  # whoever wants to know calls `wait` before
+            self.wait()
         with contextlib.suppress(OSError):
             if self._made and not self._lock.closed and not self.begun:
                 for name in os.listdir(self.path):
@@ -147,24 +165,50 @@ class RunFolder:
         write_bytes(self.path / BEST, (source / BEST).read_bytes())
         return True
 
-    def save(self, state: dict[str, Any]) -> None:
-        """Make `state` the newest checkpoint and keep the one before; at any moment one of the two is complete.
+    def save(self, state: dict[str, Any], best: dict[str, Tensor] | None = None) -> None:
+        """Make a copy of `state` the newest checkpoint and keep the one before: at any moment one of them is complete.
+
+        A thread writes it, while training goes on; an earlier write is waited for. `best` is a state dict that
+        becomes best.pt first: plain weights on the CPU, which torchvision's model loads with strict=True.
 
         Raises:
-            Error: no space left, or the like; the earlier checkpoints are as they were.
+            Error: the earlier one couldn't be written (no space left, or the like); those before are as they were.
         """
-        last = self.path / LAST
+        self.wait()
         self.begun = True
+        last, copied = self.path / LAST, deepcopy({"format": FORMAT, **state})
+        weights = best and {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in best.items()}
 
         def keep_previous() -> None:
             if last.exists():
                 os.replace(last, self.path / PREVIOUS)
 
-        _write(last, {"format": FORMAT, **state}, keep_previous)
+        def write() -> None:
+            try:
+                if weights:
+                    _write(self.path / BEST, weights)
+                _write(last, copied, keep_previous)
+            except Error as error:
+                self._failure = error
 
-    def save_best(self, weights: dict[str, Tensor]) -> None:
-        """Write a plain state dict on the CPU, which torchvision's model loads with strict=True."""
-        _write(self.path / BEST, {name: tensor.cpu().contiguous() for name, tensor in weights.items()})
+        self._writer = threading.Thread(target=write, name="checkpoint")
+        self._writer.start()
+
+    def wait(self) -> None:
+        """Wait until the checkpoint is on the disk.
+
+        Raises:
+            Error: it couldn't be written.
+        """
+        if self._writer:
+            self._writer.join()
+        failure, self._writer, self._failure = self._failure, None, None
+        if failure:
+            raise failure
+
+
+def _open_no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def unwritable(path: Path, error: OSError) -> Error:

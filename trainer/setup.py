@@ -5,58 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from pipeline.errors import UsageError
 from pipeline.store.format import UNLABELLED
 from pipeline.store.reader import Split, Store, open_store
-from trainer.augment import IMAGENET_MEAN, IMAGENET_STD, DeviceTransform
+from trainer.augment import check_source_sizes, check_stretched, device_transform, is_stretched
+from trainer.batching import Batching
 from trainer.config import Config, Stage
 from trainer.dataset import RankPartitionedDataset
 from trainer.evaluation import evaluate
 from trainer.loader import Loader
-from trainer.models import build_model, check_size, load_weights, read_weights
+from trainer.models import check_size, load_weights, make_model, read_weights
+from trainer.networks import WhitenedNet
 from trainer.ranks import Ranks, broadcast_object
 
-LARGEST_MICRO_BATCH = 256
-"""Default limit of samples per rank and micro-step: ResNet-50 at 224 px in bf16 then fits into 40 GB."""
-
-
-@dataclass(frozen=True)
-class Batching:
-    """G = `global_batch` = ranks x `batch_size` x `accumulation`."""
-
-    global_batch: int
-    batch_size: int
-    accumulation: int
-
-    @classmethod
-    def choose(cls, config: Config, world_size: int) -> Batching:
-        """G stays the same on fewer ranks, which then accumulate gradients.
-
-        Raises:
-            UsageError: numbers that don't divide.
-        """
-        if config.eval_only:
-            size = config.batch_size or LARGEST_MICRO_BATCH
-            return cls(size * world_size, size, 1)
-        total = config.global_batch or (config.batch_size * world_size if config.batch_size else 256)
-        if total % world_size:
-            near = max(total // world_size, 1) * world_size
-            raise UsageError(f"--global-batch {total}: not divisible by {world_size} ranks; --global-batch {near} is")
-        share = total // world_size
-        size = config.batch_size or max(n for n in range(1, min(share, LARGEST_MICRO_BATCH) + 1) if share % n == 0)
-        if share % size:
-            near = max(n for n in range(1, min(share, size) + 1) if share % n == 0)
-            raise UsageError(
-                f"--batch-size {size}: doesn't divide the {share} samples that a rank takes of --global-batch {total} "
-                f"(ranks: {world_size}); --batch-size {near} does"
-            )
-        return cls(total, size, share // size)
+WHITENING_IMAGES = 2000
+"""So many training images give the covariance of patches for whitened_net."""
 
 
 class TrainingSetup:
@@ -90,13 +59,19 @@ class TrainingSetup:
         self.stretched = is_stretched(store)
         if evaluated.geometry["fit"] != store.geometry["fit"]:
             raise UsageError(f"{evaluated.path}: made with another --fit than {store.path}; convert both alike")
-        self._check_stretched(crop, int(evaluated.geometry["size"]))
+        crop_flag = "--eval-crop" if config.eval_crop else self._crop_flag
+        check_stretched(config, self.stretched, int(evaluated.geometry["size"]), crop_flag)
         self.val = self._val(evaluated, crop, say)
         self.transform = device_transform(config, store, device)
         self.amp = config.amp if config.amp is not None else device.type != "cpu"
         torch.backends.cudnn.benchmark = True
         torch.manual_seed(config.seed)
-        model = build_model(config.model, len(self.class_ids), crop or int(evaluated.geometry["size"]))
+        model = make_model(config, len(self.class_ids), crop or int(evaluated.geometry["size"]))
+        if isinstance(model, WhitenedNet) and "train" in store:
+            split = store["train"]
+            images = np.stack([split.image(slot) for slot in split.valid_slots[:WHITENING_IMAGES].tolist()])
+            pixels = torch.from_numpy(images).permute(0, 3, 1, 2).to(device)
+            model.whiten(self.transform.evaluation(pixels).cpu())
         if config.weights:
             # rank 0 alone reads, or downloads
             state = broadcast_object(read_weights(config.weights, config.model) if ranks.rank == 0 else None, ranks)
@@ -107,19 +82,6 @@ class TrainingSetup:
                 raise UsageError("--sync-bn: torch has none for the CPU; leave it out, or train on an accelerator")
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         self.model = model.to(device).to(memory_format=torch.channels_last)
-
-    def _check_stretched(self, crop: int | None, size: int) -> None:
-        config = self.config
-        if not self.stretched and config.eval_resize:
-            raise UsageError(f"--eval-resize {config.eval_resize}: only for a store of --fit stretch; leave it out")
-        if self.stretched and config.pad:
-            raise UsageError(f"--pad {config.pad}: not for a store of --fit stretch, whose crops lie anywhere already")
-        if self.stretched and (crop or size) > (config.eval_resize or size) and (crop or 0) <= size:
-            flag = "--eval-crop" if config.eval_crop else self._crop_flag
-            raise UsageError(
-                f"--eval-resize {config.eval_resize}: below the {crop or size} pixels of the crop; raise it, or lower "
-                f"{flag}"
-            )
 
     def _val(self, store: Store, crop: int | None, say: Callable[[str], None]) -> RankPartitionedDataset | None:
         config, ranks = self.config, self.ranks
@@ -134,7 +96,7 @@ class TrainingSetup:
         elif split in store or config.eval_only:
             _check_crop("--eval-crop" if config.eval_crop else self._crop_flag, crop, store[split])
             if self.stretched:
-                _check_source_sizes(store[split])
+                check_source_sizes(store[split])
                 crop = None
             return RankPartitionedDataset(store, split, rank=ranks.rank, world_size=ranks.world_size, crop=crop)
         else:
@@ -155,7 +117,7 @@ class TrainingSetup:
         store = open_store(config.store_path(stage.size))
         _check_crop(self._crop_flag, stage.crop, store["train"])
         if self.stretched:
-            _check_source_sizes(store["train"])
+            check_source_sizes(store["train"])
         data = RankPartitionedDataset(
             store,
             "train",
@@ -182,49 +144,19 @@ class TrainingSetup:
         sizes = batching.batch_size, batching.global_batch
         return Loader(data, *sizes, threads=config.threads, device=self.device, local_world_size=local)
 
-    def evaluate(self, model: nn.Module, stopped: Callable[[], bool] = lambda: False) -> dict[str, Any] | None:
-        """Figures of the val split, NaN where there is none; None when stopped."""
-        if self.val is None:
+    def evaluate(
+        self, model: nn.Module, stopped: Callable[[], bool] = lambda: False, epoch: int | None = None
+    ) -> dict[str, Any] | None:
+        """Figures of the val split; None when stopped.
+
+        They are NaN where there is no val split, or where `epoch`, counted from 1, isn't one to evaluate.
+        """
+        last = epoch in (None, self.config.epochs)
+        if self.val is None or not (last or (epoch or 0) % self.config.eval_every == 0):
             return dict.fromkeys(("val_loss", "val_top1", "val_top5"), math.nan)
-        flip, threads = self.config.flip_eval, self.config.threads
+        flip, threads = self.config.flip_eval and last, self.config.threads
         with closing(Loader(self.val, self.batching.batch_size, threads=threads, device=self.device)) as loader:
             return evaluate(model, loader, self.transform, self.ranks, amp=self.amp, flip=flip, stopped=stopped)
-
-
-def device_transform(config: Config, store: Store, device: torch.device) -> DeviceTransform:
-    """From the store's pixels to the model's, as the config says.
-
-    Raises:
-        UsageError: the store has no mean and std to normalise by.
-    """
-    if config.normalize == "imagenet":
-        mean, std = [*IMAGENET_MEAN], [*IMAGENET_STD]
-    elif "train" in store:
-        mean, std = store["train"].mean, store["train"].std
-    else:
-        raise UsageError(f"{store.path}: has no split train, whose mean and std --normalize store takes")
-    return DeviceTransform(
-        mean,
-        std,
-        device=device,
-        seed=config.seed,
-        flip=config.flip,
-        pad=config.pad,
-        min_area=config.rrc_scale if config.augment == "rrc" else None,
-        resample=config.resample,
-        stretched=is_stretched(store),
-        eval_resize=config.eval_resize,
-        eval_crop=config.final_crop,
-    )
-
-
-def is_stretched(store: Store) -> bool:
-    return bool(store.geometry["fit"] == "stretch")
-
-
-def _check_source_sizes(split: Split) -> None:
-    if (split.source_size[split.valid_slots] < 1).any():
-        raise UsageError(f"{split.path}: has samples without a source size, which --fit stretch needs; convert it anew")
 
 
 def _check_crop(flag: str, crop: int | None, split: Split) -> None:

@@ -16,8 +16,12 @@ from torch import Tensor
 from pipeline.errors import Error
 from trainer.ranks import Ranks, all_gather
 
-GO, STOP, BROKEN = 0, 1, 2
-"""A rank's verdict after each step: go on, stop (a signal came), or a loss isn't finite. The highest of all counts."""
+GO, SAVE, STOP, BROKEN = 0, 1, 2, 3
+"""A rank's verdict after each step: go on, save, stop (a signal came), or a loss isn't finite. The highest counts."""
+
+
+WARNINGS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGXCPU")
+"""Signals after which a run saves and ends; Slurm's --signal mostly names SIGUSR1."""
 
 
 class Stopped(Error):  # noqa: N818 - someone asked for it
@@ -33,7 +37,8 @@ class Stopped(Error):  # noqa: N818 - someone asked for it
 class Signals:
     """Within the block a signal that would end the process only sets `received`; the loop stops after its step.
 
-    These are SIGTERM, SIGINT (Ctrl-C) and SIGHUP (the terminal was closed), but that one not under nohup.
+    These are SIGTERM, SIGINT (Ctrl-C), those that batch systems send ahead of their time limit, and SIGHUP (the
+    terminal was closed), but that one not under nohup.
     """
 
     received: int = 0
@@ -42,7 +47,7 @@ class Signals:
         self.received = number
 
     def __enter__(self) -> Signals:
-        numbers = [signal.SIGTERM, signal.SIGINT]
+        numbers = [getattr(signal, name) for name in WARNINGS if hasattr(signal, name)]  # Windows has only two
         if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             numbers.append(signal.SIGHUP)
         self._previous = {number: signal.signal(number, self._note) for number in numbers}
@@ -56,6 +61,12 @@ class Signals:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
+def diverged(problem: str, saved: bool) -> Error:
+    """What to raise where numbers aren't finite; `saved`: there is a checkpoint from before."""
+    then = "go on with --resume auto" if saved else "start again"
+    return Error(f"{problem}; lower --lr or set --clip-grad, and {then}")
+
+
 class LossWatch:
     """Reads each step's losses one step late, so that the device never waits for the CPU, and exchanges verdicts.
 
@@ -63,10 +74,18 @@ class LossWatch:
 
     Args:
         name_samples: from store slots int64 (n,) to the words that an error shows.
+        save_is_due: whether this rank's clock asks for a checkpoint.
     """
 
-    def __init__(self, ranks: Ranks, signals: Signals, name_samples: Callable[[np.ndarray], str]) -> None:
+    def __init__(
+        self,
+        ranks: Ranks,
+        signals: Signals,
+        name_samples: Callable[[np.ndarray], str],
+        save_is_due: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._ranks, self._signals, self._name_samples = ranks, signals, name_samples
+        self._save_is_due = save_is_due
         self._pending: tuple[int, Tensor, list[np.ndarray], Any] | None = None
         self._exchange: tuple[Tensor, Any] | None = None
         self._problem = ""
@@ -106,8 +125,7 @@ class LossWatch:
         if verdict == BROKEN and not self._problem:
             raise Error("another rank's loss is not finite; see its message")
         if verdict == BROKEN:
-            then = "go on with --resume auto" if saved else "start again"
-            raise Error(f"{self._problem}; lower --lr or set --clip-grad, and {then}")
+            raise diverged(self._problem, saved)
         return total, verdict == STOP
 
     def _finish_exchange(self) -> int:
@@ -119,7 +137,9 @@ class LossWatch:
         return int(box)
 
     def _verdict(self) -> int:
-        return BROKEN if self._problem else STOP if self._signals.received else GO
+        if self._problem:
+            return BROKEN
+        return STOP if self._signals.received else SAVE if self._save_is_due() else GO
 
     def _read(self) -> float:
         if self._pending is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 import time
 from collections.abc import Callable
@@ -15,22 +16,18 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from pipeline.store.atomic import write_bytes
-from pipeline.text import counted
 from trainer.augment import make_mix, mirror, step_seed
 from trainer.config import Config
-from trainer.flags import dump
 from trainer.loader import Loader
-from trainer.metrics import Metrics, describe_epoch, peak_memory_bytes, profiler
-from trainer.models import SampleLosses
+from trainer.metrics import Metrics, describe_epoch, describe_run, open_reports, peak_memory_bytes, profiler
+from trainer.models import SampleLosses, all_finite
 from trainer.optimizer import make_optimizer
-from trainer.ranks import Ranks, all_gather, broadcast_object, device_name
-from trainer.report.provenance import record_start
+from trainer.ranks import Ranks, all_gather, broadcast_object
 from trainer.resume import State, checkpoint, restore
 from trainer.run_folder import RunFolder, unwritable
 from trainer.schedule import learning_rate
 from trainer.setup import TrainingSetup
-from trainer.stop import GO, LossWatch, Signals, Stopped
+from trainer.stop import GO, LossWatch, Signals, Stopped, diverged
 
 
 def evaluate_only(config: Config, ranks: Ranks, device: torch.device, say: Callable[[str], None]) -> None:
@@ -70,42 +67,27 @@ def train(config: Config, ranks: Ranks, device: torch.device, say: Callable[[str
             return
         for loader in run.loaders:
             stack.callback(loader.close)
-        _announce(run, out)
+        for line in describe_run(run):
+            say(line)
+        say(f"output in {out}")
         stack.enter_context(run.signals)  # until curves are drawn
         if folder:
             try:
-                run.report_into(folder, found and found[0])
+                run.metrics = open_reports(run, folder, found and found[0])
             except OSError as error:
                 raise unwritable(out, error) from error
-            assert run.metrics is not None
             stack.callback(run.metrics.close)
+            run.folder = folder
             if config.profile:
                 run.profiler = stack.enter_context(profiler(out))
             folder.begun = True
-        run.fit()
+        try:
+            run.fit()
+        finally:
+            if folder:
+                folder.wait()
         best = "" if math.isnan(run.state.best) else f"best top-1 {run.state.best:.2%}; "
         say(f"done: {best}weights in {out}/best.pt, curves in {out}/curves.png")
-
-
-def _announce(run: TrainingRun, out: Path) -> None:
-    """Say what the run will do."""
-    config, batching, ranks = run.config, run.batching, run.ranks
-    run.say(
-        f"{config.model}: {sum(p.numel() for p in run.raw.parameters()):,} parameters, "
-        f"{counted(len(run.setup.class_ids), 'class', 'classes')}; {ranks.world_size} x {run.device.type}; output in "
-        f"{out}"
-    )
-    run.say(
-        f"global batch {batching.global_batch:,} = {counted(ranks.world_size, 'rank')} x "
-        f"{counted(batching.batch_size, 'sample')} x {counted(batching.accumulation, 'micro-step')}; "
-        f"lr {config.lr:g} per 256 samples, {run.peak_lr:g} at its peak; {counted(run.steps_per_epoch, 'step')} an "
-        f"epoch, {run.total_steps:,} in all"
-    )
-    data = run.loaders[0].data
-    if config.augment == "crop" and not config.pad and data.crop_shape == data.split.image_shape:
-        run.say(
-            "note: crops are whole images, which only flips vary; --pad or a larger store gains accuracy (measured)"
-        )
 
 
 class TrainingRun:
@@ -136,34 +118,19 @@ class TrainingRun:
         self.evaluated: nn.Module = self.ema.module if self.ema else self.raw
         if found:
             restore(self, *found)
+        if config.compile:  # a graph for each crop size; beyond the limit torch would go on uncompiled
+            torch._dynamo.config.recompile_limit = 8 + 2 * len(self.loaders)
         losses: nn.Module = SampleLosses(self.raw, setup.transform, config.label_smoothing)
         # Each crop size gets kernels of its own; evaluation stays eager, its last batch would need others again.
         self.losses = cast(nn.Module, torch.compile(losses, dynamic=False)) if config.compile else losses
         if ranks.world_size > 1:
             ids = None if device.type == "cpu" else [device.index]
-            self.losses = DistributedDataParallel(self.losses, device_ids=ids, gradient_as_bucket_view=True)
-        self.watch = LossWatch(ranks, self.signals, self._name_samples)
-
-    def report_into(self, folder: RunFolder, checkpoint: Path | None) -> None:
-        """Write what a run's folder holds before the first step, on rank 0; `checkpoint` is what the run resumes.
-
-        Raises:
-            OSError: the folder takes no files.
-        """
-        out, state = folder.path, self.state
-        if checkpoint and not self.saved and not folder.adopt(checkpoint, state.epoch, state.best):
-            state.best = State.best  # there is no file of the best epoch so far: the best of the coming ones counts
-        header = "# The run's config; usable with --config.\n"
-        write_bytes(out / "config.yaml", (header + dump(self.config)).encode())
-        record_start(
-            out,
-            step=state.step,
-            world_size=self.ranks.world_size,
-            global_batch=self.batching.global_batch,
-            device=device_name(self.device),
-        )
-        self.metrics = Metrics(out, state.epoch, state.step, self.total_steps, self.say)
-        self.folder = folder
+            # running statistics are rank 0's at evaluation; older torch has only the argument's old name
+            new = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+            options: dict[str, Any] = {"forward_sync_buffers" if new else "broadcast_buffers": False}
+            self.losses = DistributedDataParallel(self.losses, device_ids=ids, gradient_as_bucket_view=True, **options)
+        self.saved_at = time.monotonic()
+        self.watch = LossWatch(ranks, self.signals, self._name_samples, self._save_is_due)
 
     def stage_loader(self, epoch: int) -> Loader:
         """The loader that serves an epoch."""
@@ -173,8 +140,13 @@ class TrainingRun:
         names = [self.loader.data.split.key(slot).decode(errors="replace") for slot in slots[:most].tolist()]
         return ", ".join(names) + (f" and {len(slots) - most} more" if len(slots) > most else "")
 
+    def _save_is_due(self) -> bool:
+        minutes = self.config.checkpoint_minutes
+        return minutes > 0 and time.monotonic() > self.saved_at + 60 * minutes
+
     def _rate(self, step: int) -> float:
-        return learning_rate(step, self.total_steps, self.config.warmup_epochs * self.steps_per_epoch, self.peak_lr)
+        warmup_steps = self.config.warmup_epochs * self.steps_per_epoch
+        return learning_rate(step, self.total_steps, warmup_steps, self.peak_lr, self.config.schedule)
 
     def fit(self) -> None:
         """Train all epochs that are left."""
@@ -235,11 +207,13 @@ class TrainingRun:
             stopped = self._read_losses()
             # until the device has done the last step, and knows how long it has waited
             state.sums[2:] += time.perf_counter() - mark, loader.wait_seconds - waited
-            figures = None if stopped else self.setup.evaluate(self.evaluated, lambda: bool(self.signals.received))
+            figures, best = None, False
+            if not stopped:
+                figures = self.setup.evaluate(self.evaluated, lambda: bool(self.signals.received), epoch + 1)
             if figures is not None:
-                self._finish_epoch(figures)
+                best = self._finish_epoch(figures)
             stopped = self._read_losses()
-            self._save()
+            self._save(best)
             if stopped:
                 raise Stopped(self.signals.received, state.step)
 
@@ -266,13 +240,21 @@ class TrainingRun:
         self.state.sums[0] += loss_sum
         return stopped
 
-    def _save(self) -> None:
-        saved = checkpoint(self)  # all ranks take part
-        self.saved = True
-        if self.folder:
-            self.folder.save(saved)
+    def _save(self, best: bool = False) -> None:
+        """Write a checkpoint, and the weights as the best ones where they are.
 
-    def _finish_epoch(self, figures: dict[str, Any]) -> None:
+        Raises:
+            Error: the weights have diverged, so that no run could go on from them; or an earlier write failed.
+        """
+        if not all_finite(self.raw):
+            raise diverged(f"the weights are not finite after step {self.state.step}", self.saved)
+        saved = checkpoint(self)  # all ranks take part
+        self.saved, self.saved_at = True, time.monotonic()
+        if self.folder:
+            self.folder.save(saved, self.evaluated.state_dict() if best else None)
+
+    def _finish_epoch(self, figures: dict[str, Any]) -> bool:
+        """Report the epoch; returns whether its weights are the best so far."""
         state = self.state
         rows = all_gather([*state.sums, peak_memory_bytes(self.device)], self.ranks)  # (ranks, 5)
         line = {
@@ -286,10 +268,11 @@ class TrainingRun:
             "peak_memory_bytes": int(rows[:, 4].max()),
         }
         state.epoch, state.sums = state.epoch + 1, np.zeros(4)
-        if not line["val_top1"] <= state.best:  # better, or there is no val split
+        skipped = self.setup.val is not None and math.isnan(line["val_top1"])
+        best = not skipped and not line["val_top1"] <= state.best  # better, or there is no val split
+        if best:
             state.best = line["val_top1"]
-            if self.folder:
-                self.folder.save_best(self.evaluated.state_dict())
         if self.metrics:
             self.metrics.epoch(line)
         self.say(describe_epoch(line, self.config.epochs))
+        return best

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as mp
 from distributed_job import WORLD, job
 from stores import make_store
@@ -25,6 +24,7 @@ from training_runs import (
     TORCHRUN,
     checkpoint,
     flags,
+    free_ports,
     metrics,
     own_lines,
     quadrant_images,
@@ -32,11 +32,6 @@ from training_runs import (
     torchrun,
     wait_until,
 )
-
-
-def free_ports(count: int) -> list[int]:
-    stores = [dist.TCPStore("127.0.0.1", 0, 1, is_master=True) for _ in range(count)]
-    return [store.port for store in stores]
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,8 @@ from torchvision.models import regnet
 
 from pipeline.errors import UsageError
 from trainer.augment import IMAGENET_MEAN, IMAGENET_STD
-from trainer.models import OWN, build_model, load_weights, read_weights
+from trainer.models import build_model, load_weights, read_weights
+from trainer.networks import OWN
 from trainer.optimizer import parameter_groups
 
 

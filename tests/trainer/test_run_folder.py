@@ -30,6 +30,7 @@ def test_newest_valid_checkpoint_wins(folder: RunFolder) -> None:
     assert folder.find("auto") is None
     for step in (1, 2, 3):
         folder.save(state(step))
+    folder.wait()
     found = folder.find("auto")
     assert found is not None
     assert (found[0].name, found[1]["step"]) == (LAST, 3)
@@ -48,6 +49,7 @@ def test_newest_valid_checkpoint_wins(folder: RunFolder) -> None:
 def test_resume_from_paths(folder: RunFolder, tmp_path: Path) -> None:
     folder.save(state(1))
     folder.save(state(2))
+    folder.wait()
     for where, step in ((folder.path, 2), (folder.path / LAST, 2), (folder.path / PREVIOUS, 1)):
         other = RunFolder(tmp_path / "other")
         found = other.find(str(where))
@@ -121,14 +123,15 @@ def test_a_disk_that_is_full_before_the_start_leaves_no_folder(tmp_path: Path, m
     def no_space(*args: object) -> None:
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr(checkpoint, "remove_temps", no_space)
+    monkeypatch.setattr(RunFolder, "_remove_temps", no_space)
     with pytest.raises(Error, match=r"--out .*run: can't be written \(No space left on device\); make room there"):
         RunFolder(tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_other_files_are_not_called_damaged(folder: RunFolder, tmp_path: Path) -> None:
-    folder.save_best({"weight": torch.zeros(3)})
+    folder.save(state(1), best={"weight": torch.zeros(3)})
+    folder.wait()
     text = tmp_path / "notes.txt"
     text.write_text("no checkpoint")
     for path, words in ((folder.path / "best.pt", "weights alone"), (text, "no file of torch's")):
@@ -152,13 +155,16 @@ def test_best_weights_are_adopted_unless_they_are_of_a_later_epoch(folder: RunFo
 
 def test_full_disk_is_one_line_and_keeps_what_is_there(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.save(state(1))
+    folder.wait()
 
     def no_space(*args: object) -> None:
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr(checkpoint.torch, "save", no_space)
+    folder.save(state(2))
     with pytest.raises(Error, match="No space left on device"):
-        folder.save(state(2))
+        folder.wait()
+    folder.wait()  # said once
     found = folder.find("auto")
     assert found is not None
     assert found[1]["step"] == 1
@@ -168,6 +174,7 @@ def test_full_disk_is_one_line_and_keeps_what_is_there(folder: RunFolder, monkey
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_kill_at_random_moments_while_saving(folder: RunFolder) -> None:
     folder.save(state(0))
+    folder.wait()
     newest = 0
     for attempt in range(20):
         pid = os.fork()
@@ -193,5 +200,6 @@ def test_kill_at_random_moments_while_saving(folder: RunFolder) -> None:
 
 def test_checkpoints_need_no_unpickling_of_code(folder: RunFolder) -> None:
     folder.save(state(4))
+    folder.wait()
     loaded = torch.load(folder.path / LAST, weights_only=True)
     assert loaded["step"] == 4

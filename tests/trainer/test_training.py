@@ -20,11 +20,11 @@ from training_runs import checkpoint, flags, metrics, quadrant_images, quadrant_
 
 from pipeline.errors import UsageError
 from trainer import evaluation, main, run_folder, stop
+from trainer.batching import Batching
 from trainer.config import Config
 from trainer.metrics import draw_curves
 from trainer.report.records import load_runs
 from trainer.schedule import learning_rate
-from trainer.setup import Batching
 from trainer.stop import LossWatch
 
 
@@ -346,7 +346,7 @@ def test_curves_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("place", ["trainer.training.write_bytes", "trainer.training.record_start"])
+@pytest.mark.parametrize("place", ["trainer.metrics.write_bytes", "trainer.metrics.record_start"])
 def test_a_full_disk_before_the_start_leaves_no_folder(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: str
 ) -> None:

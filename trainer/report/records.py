@@ -73,13 +73,17 @@ class RunRecord:
             steps = last["step"] // last["epoch"]
             total, warmup = config["epochs"] * steps, config["warmup_epochs"] * steps
             peak = config["lr"] * (start.get("global_batch") or config["global_batch"]) / 256
+            schedule = config.get("schedule", "cosine")
             for line in self.epochs:
-                if not math.isclose(learning_rate(line["step"] - 1, total, warmup, peak), line["lr"], rel_tol=1e-6):
+                rate = learning_rate(line["step"] - 1, total, warmup, peak, schedule)
+                if not math.isclose(rate, line["lr"], rel_tol=1e-6):
                     return [], []
         except (KeyError, TypeError, ZeroDivisionError):
             return [], []
         chosen = sorted({*thin_out(last["step"], most), *thin_out(min(last["step"], int(warmup) + 2), most // 8)})
-        return [(step + 1) / steps for step in chosen], [learning_rate(step, total, warmup, peak) for step in chosen]
+        return [(step + 1) / steps for step in chosen], [
+            learning_rate(step, total, warmup, peak, schedule) for step in chosen
+        ]
 
 
 def thin_out(num: int, most: int) -> list[int]:

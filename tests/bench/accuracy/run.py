@@ -19,7 +19,7 @@ from torchvision.transforms import v2
 
 from pipeline.store.atomic import write_json
 from tests.bench.accuracy.arms import CROP, EVAL_SIZE, SIZES, Settings, arm, store_path
-from trainer import models
+from trainer import networks
 from trainer.dataset import RankPartitionedDataset
 from trainer.evaluation import evaluate
 from trainer.loader import Loader
@@ -95,7 +95,7 @@ def start(name: str, seed: int, settings: Settings, work: Path) -> TrainingRun:
         name: of the arm.
         work: has `originals` and `stores`.
     """
-    models.OWN.setdefault(NARROW, lambda num_classes, _: models.ResNetSmall(num_classes, 8))
+    networks.OWN.setdefault(NARROW, lambda num_classes, _: networks.ResNetSmall(num_classes, 8))
     chosen = arm(name)
     config = chosen.config(settings, work / "stores", seed)
     kind = OrdinarySetup if chosen.min_area else TrainingSetup
