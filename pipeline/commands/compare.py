@@ -40,14 +40,17 @@ def open_origin(
     Raises:
         UsageError: it can't be opened, has no such split, or none of the split's samples.
     """
-    example, made_of = as_text(split.key(0)), split.attrs["recipe"].get("source", "unknown")
+    recipe = split.attrs["recipe"]
+    example, made_of = as_text(split.key(0)), recipe.get("source", "unknown")
+    columns = {name: recipe.get(name) for name in ("label_column", "image_column")}
     expected = (
         f"expected is the SRC that {split.store_path} was converted from: a source of kind {made_of} with a split "
         f"{split.name} of {counted(split.num_samples, 'sample')}, such as {example}"
     )
-    name = "train" if "val_split" in split.attrs["recipe"] and split.name == "val" else split.name  # drawn from train
+    name = "train" if "val_split" in recipe and split.name == "val" else split.name  # drawn from train
     try:
-        found = whole if whole and name in whole.splits else open_source(against, kind, splits=[name])
+        found = whole if whole and name in whole.splits else None
+        found = found or open_source(against, kind, splits=[name], unlabelled=True, **columns)
     except UsageError as error:
         raise UsageError(f"--against {against}: {error}; {expected}") from None
     found = replace(found, splits={split.name: found.splits[name]})

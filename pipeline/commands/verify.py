@@ -130,7 +130,7 @@ def _zarr_differences(split: Split, arrays: SplitArrays) -> list[str]:
 def _open_whole(against: str | os.PathLike[str], kind: str | None) -> SourceSet | None:
     """The source with all its splits; None where only some of them may be readable, which `open_origin` tries."""
     try:
-        return open_source(against, kind)
+        return open_source(against, kind, unlabelled=True)
     except Error:
         return None
 

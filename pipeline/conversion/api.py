@@ -50,7 +50,8 @@ def convert(src: Any, dst: str | os.PathLike[str], **options: Any) -> Report:
     found = open_source(
         src, chosen.source, splits=chosen.splits, class_order=chosen.class_order, classes=chosen.classes,
         val_split=chosen.val_split, limit_per_class=chosen.limit_per_class, check_md5=chosen.check_md5,
-        download=chosen.download,
+        download=chosen.download, label_column=chosen.label_column, image_column=chosen.image_column,
+        unlabelled=chosen.unlabelled,
     )  # fmt: skip
     for name in found.splits:
         check_split_name(name)
@@ -64,6 +65,8 @@ def convert(src: Any, dst: str | os.PathLike[str], **options: Any) -> Report:
     recipe = {"source": found.kind, **chosen.decode.to_recipe()}
     if chosen.val_split:
         recipe["val_split"] = asdict(chosen.val_split)
+    columns = {"label_column": chosen.label_column, "image_column": chosen.image_column}
+    recipe |= {name: column for name, column in columns.items() if column}
     software = software_versions()
     plans = [
         make_plan(

@@ -70,6 +70,12 @@ class ConvertOptions:
     """keep only the class ids listed in FILE, one a line"""
     class_order: str | Path | None = field(default=None, metadata={"metavar": "FILE|numeric", "is_path": True})
     """label order other than sorted ids"""
+    label_column: str | None = _flag(None, "NAME")
+    """column, file extension or JSON field of the labels"""
+    image_column: str | None = _flag(None, "NAME")
+    """column of the images, or of their paths"""
+    unlabelled: bool = False
+    """take images as unlabelled although labels may lie beside"""
     val_fraction: float | None = _flag(None, "F", type=float)
     """draw this share of each class of train as val, by key and seed; for a SRC without val"""
     val_per_class: int | None = _flag(None, "N", type=int)

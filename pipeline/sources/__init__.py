@@ -28,7 +28,7 @@ from pipeline.sources.sequence import open_sequence
 from pipeline.sources.tar import open_tar
 from pipeline.sources.torchvision_sets import open_torchvision
 from pipeline.sources.val_split import ValSplit, draw_val
-from pipeline.sources.webdataset import open_webdataset
+from pipeline.sources.webdataset import open_archives, open_webdataset
 from pipeline.store.format import UNLABELLED
 from pipeline.text import counted
 
@@ -59,6 +59,9 @@ def open_source(
     limit_per_class: int | None = None,
     check_md5: bool = False,
     download: bool = False,
+    label_column: str | None = None,
+    image_column: str | None = None,
+    unlabelled: bool = False,
 ) -> SourceSet:
     """Look at SRC, index it, and apply the subset options.
 
@@ -75,26 +78,39 @@ def open_source(
         limit_per_class: keep that many samples of each class in each split.
         check_md5: compare the official ImageNet archives with their known MD5 sums first.
         download: let torchvision fetch what is missing.
+        label_column: where the labels are: a column of a table, or of a WebDataset a file's extension or a JSON field.
+        image_column: the column of a table that holds the images or their paths.
+        unlabelled: take images as unlabelled although labels may lie beside them.
 
     Raises:
         UsageError: one line that says what is wrong with SRC or the options.
     """
     if kind is not None and kind not in SOURCE_KINDS:
         raise UsageError(f"--source {kind}: must be one of {', '.join(SOURCE_KINDS)}")
+    forced = kind is not None
     kind = src.kind if isinstance(src, SourceSet) else kind or detect_kind(src)
     if check_md5 and kind != "imagenet":
         raise UsageError(f"--check-md5: only the official ImageNet archives have known sums; {src} is a {kind} source")
     if download and kind != "torchvision":
         raise UsageError(f"--download: only torchvision's datasets can be downloaded; {src} is a {kind} source")
+    for flag, column, kinds in (
+        ("--label-column", label_column, ("manifest", "parquet", "webdataset", "folder", "" if forced else "tar")),
+        ("--image-column", image_column, ("manifest", "parquet")),
+    ):
+        if column is not None and kind not in kinds:
+            raise UsageError(f"{flag} {column}: a {kind} source has no columns; leave it out")
     asked = tuple(names.split_of_folder(os.fsencode(split)) or split for split in splits or ())
-    found = _open(src, kind, SourceOptions(asked, check_md5, download))
+    options = SourceOptions(asked, check_md5, download, label_column, image_column)
+    found = _open(src, kind, options, forced)
     missing = [split for split in asked if split not in found.splits]
     if missing:
-        have = ", ".join(_open(src, kind, SourceOptions()).splits) or "none"
+        have = ", ".join(_open(src, kind, replace(options, splits=()), forced).splits) or "none"
         raise UsageError(
             f"{found.origin}: no split {missing[0]!r} (there are: {have}); choose among these, or give another SRC"
         )
     _refuse_empty(found)
+    if not unlabelled:
+        _refuse_vanished_labels(found)
     if classes is not None:
         found = _without_empty(subset.choose_classes(found, classes), asked)
     if class_order is not None:
@@ -107,7 +123,7 @@ def open_source(
     return _with_notes(found)
 
 
-def _open(src: Any, kind: str, options: SourceOptions) -> SourceSet:
+def _open(src: Any, kind: str, options: SourceOptions, forced: bool) -> SourceSet:
     if isinstance(src, SourceSet):
         kept = {split: source for split, source in src.splits.items() if options.wants(split)}
         return replace(src, splits=kept, notes=list(src.notes), warnings=list(src.warnings))
@@ -115,7 +131,7 @@ def _open(src: Any, kind: str, options: SourceOptions) -> SourceSet:
         src = Path(os.fspath(src))
         if not src.exists():
             raise UsageError(f"{src}: no such file or folder; check the path")
-    found = _OPENERS[kind](src, options)
+    found = (open_archives if kind == "tar" and not forced else _OPENERS[kind])(src, options)
     found.origin = "the samples" if kind == "sequence" else str(src)
     return found
 
@@ -127,6 +143,12 @@ def _refuse_empty(found: SourceSet) -> None:
         what = f"no images in split {empty[0]!r}" if len(found.splits) > 1 else "no images found"
         remedy = "leave the split out with --split" if len(found.splits) > 1 else "check the path and --source"
         raise UsageError("; ".join([f"{found.origin}: {what}{ignored}", *found.notes, remedy]))
+
+
+def _refuse_vanished_labels(found: SourceSet) -> None:
+    for split, hint in found.label_hints.items():
+        if split in found.splits and (np.asarray(found.splits[split].labels) == UNLABELLED).all():
+            raise UsageError(f"{found.origin}: no image of {split} has a label, but {hint}; or give --unlabelled")
 
 
 def _without_empty(found: SourceSet, asked: Sequence[str]) -> SourceSet:

@@ -19,10 +19,10 @@ from pipeline.errors import BadSample, Error, UsageError
 from pipeline.sources import names
 from pipeline.sources.base import Indexed
 from pipeline.sources.byte_strings import ByteStrings, ByteStringsBuilder, first_duplicate, path_order
-from pipeline.sources.files import OPEN_FLAGS, bad_sample, file_stamps
+from pipeline.sources.files import MAX_FILE_BYTES, bad_sample, file_stamps, open_regular, opened
 from pipeline.sources.ignored import Ignored
 from pipeline.sources.labels import LabelColumn
-from pipeline.sources.tar_headers import members, opened, pread
+from pipeline.sources.tar_headers import members, pread
 from pipeline.text import as_text
 
 MAX_OPEN_ARCHIVES = 256
@@ -140,7 +140,10 @@ class TableBuilder:
         return table
 
 
-def index_archives(archives: Sequence[str]) -> tuple[Table, list[tuple[int, bytes]]]:
+Index = tuple[Table, list[tuple[int, bytes]]]
+
+
+def index_archives(archives: Sequence[str]) -> Index:
     """All files in the archives, and their folders as `TableBuilder` has them."""
     builder = TableBuilder()
     for number, path in enumerate(archives):
@@ -178,7 +181,7 @@ class ArchiveSource(Indexed):
 
     def _open(self, archive: int) -> int:
         try:
-            return os.open(self.archives[archive], OPEN_FLAGS)
+            return open_regular(self.archives[archive])
         except OSError as error:
             raise Error(f"{self.archives[archive]}: {error.strerror}; put the archive back and rerun") from None
 
@@ -201,6 +204,8 @@ class ArchiveSource(Indexed):
             raise BadSample("missing", f"{as_text(self.key(i))}: a link that leads nowhere in {self.archives[archive]}")
         if size == 0:
             raise BadSample("empty", f"{as_text(self.key(i))} in {self.archives[archive]}")
+        if size > MAX_FILE_BYTES:
+            raise BadSample("unsupported", f"{as_text(self.key(i))} in {self.archives[archive]}: {size:,} bytes")
         try:
             data = self._pread(archive, size, offset)
         except OSError as error:

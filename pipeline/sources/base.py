@@ -67,6 +67,7 @@ class SourceSet:
         notes: lines that the person should see, such as a class without images.
         origin: SRC as given, for messages only.
         warnings: lines about what may be a mistake of the person's.
+        label_hints: split -> what lies beside its unlabelled images and may hold their labels, and how to use it.
     """
 
     kind: str
@@ -77,6 +78,7 @@ class SourceSet:
     notes: list[str] = field(default_factory=list)
     origin: str = ""
     warnings: list[str] = field(default_factory=list)
+    label_hints: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,8 @@ class SourceOptions:
     """The wanted splits; empty means all."""
     check_md5: bool = False
     download: bool = False
+    label_column: str | None = None
+    image_column: str | None = None
 
     def wants(self, split: str) -> bool:
         return not self.splits or split in self.splits

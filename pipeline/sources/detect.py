@@ -9,12 +9,11 @@ from typing import Any
 
 from pipeline.errors import UsageError
 from pipeline.sources import names
-from pipeline.sources.files import data_files
+from pipeline.sources.files import open_regular
 from pipeline.sources.imagenet import is_official
 from pipeline.sources.kaggle import find_tree
 from pipeline.sources.manifest import MANIFEST_SUFFIXES
 from pipeline.sources.torchvision_sets import PREFIX
-from pipeline.sources.webdataset import looks_like_webdataset
 from pipeline.text import as_text
 
 MAX_FOLDERS = 200  # looked into, the first by name of each level
@@ -39,7 +38,7 @@ RECOGNISED_BY = {
 
 
 def detect_kind(src: Any) -> str:
-    """The kind of source, one of `SOURCE_KINDS`.
+    """The kind of source, one of `SOURCE_KINDS`; `tar` for a WebDataset, too, which only the index tells.
 
     Raises:
         UsageError: nothing is there, nothing in it is known, or it holds several kinds of data.
@@ -64,7 +63,7 @@ def _detect_file(path: Path) -> str:
     if is_official(path):
         return "imagenet"
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=open_regular) as file:
             head = file.read(512)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}; check its permissions") from None
@@ -76,7 +75,7 @@ def _detect_file(path: Path) -> str:
     if head[:4] == b"PK\x03\x04":
         raise UsageError(f"{path}: a zip archive, which isn't read in place; run `unzip {path}` and give the folder")
     if head[257:262] == b"ustar" or path.suffix.lower() == ".tar":
-        return "webdataset" if looks_like_webdataset([path]) else "tar"
+        return "tar"
     if names.is_image(os.fsencode(path.name)):
         raise UsageError(f"{path}: a single image; give the folder that holds it")
     raise UsageError(
@@ -106,8 +105,6 @@ def _detect_folder(path: Path) -> str:
             f"{path}: holds both {kind} data ({example}) and {other} data ({another}); give "
             f"--source {kind} or --source {other}"
         )
-    if "tar" in seen:
-        return "webdataset" if looks_like_webdataset(data_files(path, ".tar")) else "tar"
     return next(iter(seen), "folder")
 
 

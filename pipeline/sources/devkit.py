@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import io
+import json
 import re
+import subprocess
+import sys
 import tarfile
 import zlib
 from collections.abc import Iterable
@@ -14,12 +19,16 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.errors import UsageError
+from pipeline.sources.files import open_regular, opened
 from pipeline.sources.labels import LabelColumn
+from pipeline.sources.tar_headers import pread
 from pipeline.text import as_text, counted, one_line
 
 NAME = "ILSVRC2012_devkit_t12"
 META = "data/meta.mat"
 GROUND_TRUTH = "data/ILSVRC2012_validation_ground_truth.txt"
+MAX_BYTES = 64_000_000  # of the unpacked kit, several times its size
+_META_SECONDS, _META_MEMORY = 60, 8 << 30
 _WANTED = f"get {NAME}.tar.gz, the ILSVRC2012 development kit for tasks 1 and 2"
 _FIELDS = ("ILSVRC2012_ID", "WNID", "words", "num_children")
 _VAL_IMAGE = re.compile(rb"ILSVRC2012_val_(\d{8})\.jpe?g", re.IGNORECASE)
@@ -96,7 +105,7 @@ def read_devkit(path: Path) -> Devkit:
     for line, text in enumerate(files[GROUND_TRUTH].decode("ascii", "replace").split("\n"), 1):
         if not text.strip():
             continue
-        wnid = by_number.get(int(text)) if text.strip().isdecimal() else None
+        wnid = by_number.get(int(text)) if re.fullmatch(r"\s*\d{1,9}\s*", text) else None
         if wnid is None:
             raise UsageError(
                 f"{path}: {GROUND_TRUTH}, line {line}: {text.strip()!r} isn't the number of one of the "
@@ -107,42 +116,66 @@ def read_devkit(path: Path) -> Devkit:
 
 
 def _read_folder(path: Path) -> dict[str, bytes]:
-    try:
-        return {name: (path / name).read_bytes() for name in (META, GROUND_TRUTH) if (path / name).is_file()}
-    except OSError as error:
-        raise UsageError(f"{error.filename}: {error.strerror}; check its permissions") from None
+    files = {}
+    for name in (META, GROUND_TRUTH):
+        if (path / name).exists():
+            with opened(str(path / name)) as fd:
+                files[name] = pread(fd, MAX_BYTES, 0)
+    return files
 
 
 def _read_archive(path: Path) -> dict[str, bytes]:
     files = {}
     try:
-        with tarfile.open(path) as archive:
+        with open(path, "rb", opener=open_regular) as file:
+            packed = file.peek(2)[:2] == b"\x1f\x8b"
+            with gzip.open(file) if packed else contextlib.nullcontext(file) as stream:
+                content = stream.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise UsageError(f"{path}: holds more than {MAX_BYTES:,} bytes, which no devkit does; {_WANTED}")
+        with tarfile.open(fileobj=io.BytesIO(content)) as archive:
             for member in archive:
                 name = "/".join(member.name.removeprefix("./").split("/")[1:])
-                content = archive.extractfile(member) if name in (META, GROUND_TRUTH) else None
-                if content is not None:
-                    files[name] = content.read()
-    except (OSError, tarfile.TarError, EOFError, zlib.error) as error:
+                inner = archive.extractfile(member) if name in (META, GROUND_TRUTH) else None
+                if inner is not None:
+                    files[name] = inner.read()
+    except (OSError, tarfile.TarError, EOFError, zlib.error, ValueError) as error:
         raise UsageError(f"{path}: can't be read ({one_line(error)}); {_WANTED}") from None
     return files
 
 
 def _read_meta(content: bytes, path: Path) -> tuple[dict[int, str], dict[str, str]]:
-    """Number -> WordNet id, and WordNet id -> words, of the synsets without children: only they have images."""
+    """Number -> WordNet id, and WordNet id -> words, of the synsets without children: only they have images.
+
+    It is read in a process of its own: a damaged file makes scipy crash or take all memory.
+    """
+    command = [sys.executable, "-c", "from pipeline.sources import devkit; devkit.write_synsets()"]
+    try:
+        run = subprocess.run(command, input=content, capture_output=True, timeout=_META_SECONDS, check=False)
+        rows = json.loads(run.stdout) if not run.returncode else None
+    except (subprocess.TimeoutExpired, ValueError):
+        rows = None
+    if rows is None:
+        raise UsageError(f"{path}: {META} can't be read, it is damaged; {_WANTED}")
+    if isinstance(rows, str):
+        raise UsageError(f"{path}: the synsets in {META} have no {rows}, so it is of another year; {_WANTED}")
+    return {number: wnid for number, wnid, _ in rows}, {wnid: words for _, wnid, words in rows}
+
+
+def write_synsets() -> None:
+    """Write the synsets without children of the `meta.mat` on standard input as JSON, or the field that they lack."""
     from scipy.io import loadmat
 
-    try:
-        synsets = np.atleast_1d(loadmat(io.BytesIO(content), squeeze_me=True, variable_names=["synsets"])["synsets"])
-        fields = synsets.dtype.names or ()
-    except Exception as error:  # scipy has no error of its own for damaged files
-        raise UsageError(f"{path}: {META} can't be read ({one_line(error)}); {_WANTED}") from None
-    missing = [name for name in _FIELDS if name not in fields]
-    if missing:
-        raise UsageError(f"{path}: the synsets in {META} have no {missing[0]}, so it is of another year; {_WANTED}")
-    by_number, words = {}, {}
-    for synset in synsets:
-        if int(synset["num_children"]) == 0:
-            wnid = str(synset["WNID"]).strip()
-            by_number[int(synset["ILSVRC2012_ID"])] = wnid
-            words[wnid] = str(synset["words"]).strip()
-    return by_number, words
+    with contextlib.suppress(ImportError):  # Windows
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (_META_MEMORY, _META_MEMORY))
+    content = io.BytesIO(sys.stdin.buffer.read())
+    synsets = np.atleast_1d(loadmat(content, squeeze_me=True, variable_names=["synsets"])["synsets"])
+    missing = [name for name in _FIELDS if name not in (synsets.dtype.names or ())]
+    rows = [
+        (int(synset["ILSVRC2012_ID"]), str(synset["WNID"]).strip(), str(synset["words"]).strip())
+        for synset in synsets
+        if not missing and int(synset["num_children"]) == 0
+    ]
+    json.dump(missing[0] if missing else rows, sys.stdout)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
-from pipeline.errors import BadSample
+from pipeline.errors import BadSample, UsageError
 from pipeline.sources import names
 from pipeline.sources.base import Indexed
 from pipeline.sources.byte_strings import ByteStrings
 from pipeline.text import as_text
 
+_FOLDERS_LOOKED_INTO = 100
 MAX_FILE_BYTES = 1 << 31  # more is no image but, say, a sparse file that would use up the memory
 _REASONS = {
     errno.ENOENT: "missing",
@@ -30,16 +33,49 @@ _REASONS = {
     errno.EIO: "unreadable",
     errno.ESTALE: "unreadable",
 }
+_MACHINE = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS))
 # O_NONBLOCK: opening a FIFO without a writer returns at once instead of waiting for one for ever.
-OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+
+
+def open_regular(path: str | bytes | os.PathLike[str], flags: int = 0) -> int:
+    """A descriptor for reading a regular file; also an `opener` for `open`.
+
+    Raises:
+        OSError: it can't be opened or is no regular file, such as a FIFO or a device, whose bytes may never end.
+    """
+    try:
+        fd = os.open(path, flags | _FLAGS)
+    except ValueError as error:  # a NUL in the path
+        raise OSError(errno.ENOENT, str(error)) from None
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.ENODEV, "not a regular file")
+    return fd
+
+
+@contextmanager
+def opened(path: str) -> Iterator[int]:
+    """A descriptor of a data file, for its index.
+
+    Raises:
+        UsageError: it can't be opened, or is no regular file.
+    """
+    try:
+        fd = open_regular(path)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}; check the path and its permissions") from None
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def bad_sample(error: OSError, path: bytes) -> BadSample:
     """The outcome of a sample whose file gave this error; faults of the machine (descriptors, memory) are raised."""
-    reason = _REASONS.get(error.errno or 0)
-    if reason is None:
+    if error.errno in _MACHINE:
         raise error
-    return BadSample(reason, f"{as_text(path)}: {error.strerror}")
+    return BadSample(_REASONS.get(error.errno or 0, "unreadable"), f"{as_text(path)}: {error.strerror}")
 
 
 def read_file(path: bytes) -> bytes:
@@ -49,16 +85,14 @@ def read_file(path: bytes) -> bytes:
         BadSample: missing, unreadable, empty, or not a regular file.
     """
     try:
-        fd = os.open(path, OPEN_FLAGS)
+        fd = open_regular(path)
         try:
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode):
-                raise BadSample("not-a-file", as_text(path))
-            if status.st_size > MAX_FILE_BYTES:
-                raise BadSample("unsupported", f"{as_text(path)}: {status.st_size:,} bytes")
+            size = os.fstat(fd).st_size
+            if size > MAX_FILE_BYTES:
+                raise BadSample("unsupported", f"{as_text(path)}: {size:,} bytes")
             # One byte more than the size: the end is then seen without a second read.
-            data = os.read(fd, status.st_size + 1)
-            if len(data) != status.st_size:
+            data = os.read(fd, size + 1)
+            if len(data) != size:
                 parts = [data]
                 while part := os.read(fd, 1 << 20):
                     parts.append(part)
@@ -78,7 +112,7 @@ def file_stamps(paths: Iterable[bytes | str], count: int) -> np.ndarray:
     for row, path in enumerate(paths):
         try:
             status = os.stat(path)
-        except OSError:
+        except (OSError, ValueError):
             continue
         stamps[row] = status.st_size, status.st_mtime_ns
     return stamps
@@ -118,6 +152,22 @@ def data_files(src: Path, suffix: str) -> list[Path]:
         if path.suffix.lower() == suffix and not hidden:
             found.append(path)
     return sorted(found, key=lambda path: [os.fsencode(part) for part in path.parts])
+
+
+def label_files(folder: Path, stem: str = "") -> list[str]:
+    """What may hold labels in a folder and its sub-folders (one level).
+
+    Args:
+        folder: where to look.
+        stem: only files of the folder itself that are named after this, such as `train.csv` and `train_labels.txt`.
+    """
+    found: list[str] = []
+    for depth, (path, folders, files) in zip(range(_FOLDERS_LOOKED_INTO), os.walk(folder), strict=False):
+        if stem:
+            files = [name for name in files if re.match(rf"{re.escape(stem)}([._-]|$)", name)]
+        found += [os.path.join(path, name) for name in names.label_like(map(os.fsencode, files))]
+        folders[:] = [] if depth or stem else sorted(folders)
+    return found
 
 
 def split_of_data_file(path: Path, src: Path) -> str | None:

@@ -11,6 +11,7 @@ don't depend on which files happen to be there, and a note says so. Other splits
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,16 +23,21 @@ from pipeline.sources import names
 from pipeline.sources.base import SourceOptions, SourceSet
 from pipeline.sources.byte_strings import ByteStrings, ByteStringsBuilder
 from pipeline.sources.devkit import NAME, is_official_val
-from pipeline.sources.files import FileSource
+from pipeline.sources.files import FileSource, label_files
 from pipeline.sources.ignored import Ignored
-from pipeline.sources.labels import LabelColumn, assemble, some
-from pipeline.text import as_text, counted
+from pipeline.sources.labels import LabelColumn, assemble, refuse_alike, some
+from pipeline.sources.manifest import read_metadata
+from pipeline.sources.nested_images import NestedImages
+from pipeline.text import as_text
+
+MAX_WAYS = 100  # to one folder, through links
 
 
 def list_folder(path: bytes, ignored: Ignored | None = None) -> tuple[list[bytes], list[bytes]]:
     """Names of the sub-folders and of the image candidates in a folder, each sorted; the rest is counted.
 
-    Links to folders count as folders. Nothing but the names is looked at, unless the entry is a link.
+    Links to folders count as folders, and so do links that lead nowhere, unless their name has an extension: they may
+    be classes. Nothing but the names is looked at, unless the entry is a link.
     """
     folders, files, passed_over = [], [], []
     try:
@@ -39,9 +45,11 @@ def list_folder(path: bytes, ignored: Ignored | None = None) -> tuple[list[bytes
             for entry in entries:
                 name = entry.name
                 try:
-                    is_folder = entry.is_dir()
+                    is_folder = entry.is_dir() or (
+                        b"." not in name and entry.is_symlink() and not os.path.exists(os.path.join(path, name))
+                    )
                 except OSError:  # such as a loop of links
-                    is_folder = False
+                    is_folder = b"." not in name
                 if is_folder and names.is_system_folder(name):
                     passed_over.append((name, names.SYSTEM_FOLDER))
                 elif is_folder:
@@ -63,69 +71,49 @@ def list_folder(path: bytes, ignored: Ignored | None = None) -> tuple[list[bytes
 def walk(
     path: bytes, ignored: Ignored, prefix: bytes = b"", above: frozenset[tuple[int, int]] = frozenset()
 ) -> Iterator[bytes]:
-    """Relative paths of all image candidates below a folder, in the order of `path_order`. Links are followed."""
-    status = os.stat(path)
-    if (status.st_dev, status.st_ino) in above:
-        ignored.add(names.LINK_LOOP, path)
-        return
-    above |= {(status.st_dev, status.st_ino)}
-    folders, files = list_folder(path, ignored)
-    if not folders:
-        for name in files:
-            yield prefix + name
-        return
-    inner = set(folders)
-    for name in sorted(folders + files):
-        if name in inner:
-            yield from walk(os.path.join(path, name), ignored, prefix + name + b"/", above)
-        else:
-            yield prefix + name
+    """Relative paths of all image candidates below a folder, in the order of `path_order`. Links are followed.
 
+    Args:
+        path: the folder.
+        ignored: counts what is passed over.
+        prefix: goes before the paths.
+        above: device and inode of the folders that this one lies in; links to them aren't followed.
 
-class NestedImages:
-    """Images of a split that lie deeper than its class folders, given the keys of all labelled images in their order.
-
-    A class may have folders of its own, or SRC is a folder too high: with SRC `photos` the class of
-    `photos/stuff/cat/1.jpg` is `stuff`, with SRC `photos/stuff` it is `cat`.
+    Raises:
+        UsageError: folders that link to each other, so that there is no end of paths.
     """
-
-    def __init__(self) -> None:
-        self.first = b""
-        self._total = self._count = 0
-        self._classes: list[str] = []
-
-    def add(self, key: bytes) -> None:
-        """Count one image: `class/1.jpg` is where it should be, `class/folder/1.jpg` is deeper."""
-        self._total += 1
-        if key.count(b"/") < 2:
-            return
-        self._count += 1
-        if not self.first:
-            self.first = key
-        name = as_text(key.partition(b"/")[0])
-        if name not in self._classes[-1:]:
-            self._classes.append(name)
-
-    @property
-    def wanted_root(self) -> bytes:
-        """The folder, relative to the split's, whose sub-folders would make the first such image's folder its class."""
-        folders = self.first.split(b"/")[:-1]
-        splits = [depth for depth, folder in enumerate(folders) if depth and names.split_of_folder(folder)]
-        return b"/".join(folders[: splits[0] if splits else -1])
-
-    def warning(self, example: str, remedy: str) -> str:
-        """One line.
-
-        Args:
-            example: where the first such image is.
-            remedy: what to do where the deeper folders are the classes.
-        """
-        lie = "lies" if self._count == 1 else "lie"
-        return (
-            f"{self._count:,} of {counted(self._total, 'image')} {lie} deeper than the class folders, such as "
-            f"{example}; taken for the class: {some(self._classes)}; if the folders below are the "
-            f"classes, {remedy}"
-        )
+    inside, entered = set(above), Counter[tuple[int, int]]()
+    stack: list[tuple[tuple[int, int], bytes, bytes, Iterator[bytes], frozenset[bytes]]] = []
+    below: tuple[bytes, bytes] | None = path, prefix
+    while below or stack:
+        if below:
+            (path, prefix), below = below, None
+            try:
+                status = os.stat(path)
+            except OSError:
+                ignored.add(names.LINK_TO_NOTHING, path)
+                continue
+            this = status.st_dev, status.st_ino
+            if this in inside:
+                ignored.add(names.LINK_LOOP, path)
+                continue
+            entered[this] += 1
+            if entered[this] > MAX_WAYS:
+                raise UsageError(
+                    f"{as_text(path)}: there are more than {MAX_WAYS} ways to this folder through links; remove some"
+                )
+            inside.add(this)
+            folders, files = list_folder(path, ignored)
+            stack.append((this, path, prefix, iter(sorted(folders + files)), frozenset(folders)))
+        this, path, prefix, entries, folder_names = stack[-1]
+        for name in entries:
+            if name in folder_names:
+                below = os.path.join(path, name), prefix + name + b"/"
+                break
+            yield prefix + name
+        else:
+            stack.pop()
+            inside.discard(this)
 
 
 @dataclass
@@ -157,8 +145,7 @@ def scan(root: bytes, ignored: Ignored) -> Scan:
     folders, files = list_folder(root, ignored)
     keys, column, deeper = ByteStringsBuilder(), LabelColumn(), NestedImages()
     classes = [as_text(folder) for folder in folders]
-    if len(set(classes)) != len(classes):
-        raise UsageError(f"{as_text(root)}: two class folders have names that read the same; rename one")
+    refuse_alike(classes, as_text(root))
     status = os.stat(root)
     above = frozenset([(status.st_dev, status.st_ino)])
     for folder, name in zip(folders, classes, strict=True):
@@ -187,10 +174,10 @@ def split_folders(root: bytes, splits: Sequence[str] = ()) -> dict[str, bytes] |
     """
     folders, _ = list_folder(root)
     found: dict[str, bytes] = {}
-    others = []
+    others, named_as_split = [], names.splits_among(folders)
     for folder in folders:
         name = folder.decode("utf-8", "replace")
-        split = name if name in splits else names.split_of_folder(folder)
+        split = name if name in splits else named_as_split.get(folder)
         if split is None:
             others.append(folder)
         elif split in found:
@@ -204,10 +191,10 @@ def split_folders(root: bytes, splits: Sequence[str] = ()) -> dict[str, bytes] |
         return None
     siblings = [folder for folder in others if next(walk(os.path.join(root, folder), Ignored()), None)]
     flat = all(_is_flat(os.path.join(root, folder)) for folder in found.values())
-    named = bool(set(splits) & set(found))
-    if not siblings or (named and not flat):
+    asked = bool(set(splits) & set(found))
+    if not siblings or (asked and not flat):
         return {split: os.path.join(root, folder) for split, folder in found.items()}
-    if flat and not named:
+    if flat and not asked:
         return None
     raise UsageError(
         f"{as_text(root)}: holds both split folders ({', '.join(sorted(found))}) and other folders with images "
@@ -234,24 +221,44 @@ def open_folder(src: Path, options: SourceOptions) -> SourceSet:
         _refuse_wrapper(root)
         found = {options.only_split: root}
     else:
-        inside = {os.path.basename(path) for path in found.values()}
-        for folder in list_folder(root)[0]:
-            if folder not in inside:
+        folders, files = list_folder(root, ignored)
+        for folder in folders:
+            if folder not in {os.path.basename(path) for path in found.values()}:
                 ignored.add(names.OUTSIDE_SPLITS, folder)
+        if files:
+            ignored.add(names.OUTSIDE_CLASSES, files[0], len(files))
     scans = {split: scan(found[split], ignored) for split in names.natural_splits(set(found)) if options.wants(split)}
-    made = build("folder", scans, found.get("train"), options, ignored)
-    for split, part in scans.items():
-        if part.is_flat and is_official_val(part.keys):
+    flat = {split: part for split, part in scans.items() if part.is_flat and len(part.column)}
+    listed = {split: read_metadata(part.root, root, part.keys, options) for split, part in flat.items()}
+    for split, column in listed.items():
+        flat[split].column = column or flat[split].column
+    made = build("folder", scans, found.get("train"), options, ignored, from_text=any(listed.values()))
+    for split, part in flat.items():
+        if is_official_val(part.keys):
             made.notes.append(f"{split}: ImageNet's validation images; {NAME}.tar.gz beside it would label them")
-        if part.deeper.first and not made.warnings:
-            flags = f" with --split {split}" if holds_splits else ""
-            remedy = f"give {part.path(part.deeper.wanted_root)} as SRC{flags}"
-            made.warnings.append(part.deeper.warning(part.path(part.deeper.first), remedy))
+        beside = label_files(Path(os.fsdecode(part.root)))
+        beside += label_files(src) if part.root != root else label_files(src.parent, src.name)
+        if beside:
+            made.label_hints[split] = (
+                f"{some(beside)} may hold the labels; give a table of paths and labels as SRC, or name it metadata.csv "
+                "with the columns file_name and label"
+            )
+    for split, part in scans.items():
+        remedy = "give {root} as SRC" + (" with --split {split}" if holds_splits else "")
+        made.warnings += part.deeper.warning(split, part.path, remedy)[: not made.warnings]
+    if len(made.class_ids) == 1 and (beside := label_files(src)):
+        made.warnings.append(f"all images are of one class, {made.class_ids[0]!r}, and {some(beside)} may hold others")
     return made
 
 
 def build(
-    kind: str, scans: dict[str, Scan], train: bytes | None, options: SourceOptions, ignored: Ignored
+    kind: str,
+    scans: dict[str, Scan],
+    train: bytes | None,
+    options: SourceOptions,
+    ignored: Ignored,
+    *,
+    from_text: bool = False,
 ) -> SourceSet:
     """The source set of scanned split folders; `train` is the folder that gives the class map, scanned or not."""
     class_ids = None
@@ -261,13 +268,14 @@ def build(
         class_ids = [as_text(folder) for folder in list_folder(train)[0]]
     if not class_ids:  # no train split, or an unlabelled one
         class_ids = [name for scan in scans.values() for name in scan.classes]
-    return assemble(kind, scans, options, class_ids=class_ids, ignored=ignored)
+    return assemble(kind, scans, options, class_ids=class_ids or None, read_integers=from_text, ignored=ignored)
 
 
 def _refuse_wrapper(root: bytes) -> None:
     folders, files = list_folder(root)
     if len(folders) == 1 and not files:
         path = os.path.join(root, folders[0])
-        inner = [names.split_of_folder(name) for name in list_folder(path)[0]]
-        if "train" in inner and None not in inner:
+        inner = list_folder(path)[0]
+        splits = names.splits_among(inner)
+        if "train" in splits.values() and len(splits) == len(inner):
             raise UsageError(f"{as_text(root)}: its only folder holds the splits; give {as_text(path)} as SRC")

@@ -13,6 +13,7 @@ _PLURALS = {
     names.SYSTEM_FOLDER: "hidden or system folders",
     names.NOT_AN_IMAGE: "files that are no images",
     names.OUTSIDE_CLASSES: "images outside the class folders",
+    names.LINK_TO_NOTHING: "links that lead nowhere",
     names.LINK_LOOP: "links to folders above",
     names.OUTSIDE_SPLITS: "folders outside the splits",
     names.NO_CLASS_ARCHIVE: "files that are no class archives",

@@ -24,10 +24,11 @@ from pipeline.sources.archive import ArchivePart, TableBuilder, index_archives
 from pipeline.sources.base import SourceOptions, SourceSet
 from pipeline.sources.byte_strings import ByteStrings
 from pipeline.sources.devkit import NAME, Devkit, find_devkit, is_official_val, read_devkit
+from pipeline.sources.files import open_regular, opened
 from pipeline.sources.folder import Scan, list_folder, scan, split_folders
 from pipeline.sources.ignored import Ignored
 from pipeline.sources.labels import assemble
-from pipeline.sources.tar_headers import members, opened
+from pipeline.sources.tar_headers import members
 from pipeline.text import as_text
 
 TRAIN, VAL, TEST, TASK_3 = "train", "val", "test", "task 3"
@@ -247,7 +248,7 @@ def _is_nested(path: Path) -> bool:
 
 
 def _check_md5(path: Path, known: str) -> None:
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=open_regular) as file:
         found = hashlib.file_digest(file, "md5").hexdigest()
     if found != known:
         raise UsageError(f"{path}: its MD5 sum is {found}, not {known}; get the archive again")

@@ -8,6 +8,7 @@ are, so that nobody's class 7 becomes class 5 because two classes have no sample
 from __future__ import annotations
 
 import re
+import unicodedata
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -17,10 +18,13 @@ import numpy as np
 from pipeline.errors import UsageError
 from pipeline.sources.base import Source, SourceOptions, SourceSet
 from pipeline.store.format import UNLABELLED
-from pipeline.text import counted
+from pipeline.text import counted, printable
 
 MAX_CLASSES = 1_000_000
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
+_DECIMAL = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
+_MISSING = frozenset(("nan", "na", "n/a", "none", "null", "?"))
+_DIGITS = 18  # more don't fit into an int64
 
 
 class LabelColumn:
@@ -29,6 +33,7 @@ class LabelColumn:
     def __init__(self) -> None:
         self._codes = array("i")
         self._code_of: dict[str | int, int] = {}
+        self._integers: list[int] | None = None
 
     def __len__(self) -> int:
         return len(self._codes)
@@ -42,12 +47,12 @@ class LabelColumn:
     def add_text(self, text: str) -> None:
         """Append a sample whose label is written in a text file, perhaps with spaces around it; -1 is unlabelled."""
         text = text.strip()
-        self.add(None if text == "-1" else text)
+        self.add(None if text in ("-1", "-1.0") else text)
 
     @property
     def tokens(self) -> list[str | int]:
         """The distinct labels, in order of appearance; a sample's code is the index here."""
-        return list(self._code_of)
+        return list(self._code_of if self._integers is None else self._integers)
 
     @property
     def codes(self) -> np.ndarray:
@@ -55,12 +60,12 @@ class LabelColumn:
         return np.frombuffer(self._codes, np.int32) if len(self._codes) else np.empty(0, np.int32)
 
     def read_integers(self) -> None:
-        """Turn the text tokens into integers."""
-        self._code_of = {int(token): code for token, code in self._code_of.items()}
+        """Turn the text tokens, `7` or `7.0`, into integers."""
+        self._integers = [int(float(token)) if "." in str(token) else int(token) for token in self._code_of]
 
     def first(self, token: str | int) -> int:
         """The first sample that carries the token."""
-        return int(np.flatnonzero(self.codes == self._code_of[token])[0])
+        return int(np.flatnonzero(self.codes == self.tokens.index(token))[0])
 
 
 class Part(Protocol):
@@ -95,25 +100,72 @@ def assemble(
         options: tells which of the splits are wanted; the others only have a say in the class map.
         class_ids: all ids, where the source declares them (class folders, a synset list), in any order.
         num_classes: the number of integer labels, where the source declares it.
-        read_integers: labels are read from text: where all are plain integers (`7`, not `07`), they are class numbers.
+        read_integers: labels are read from text: where all are plain integers (`7` or `7.0`, not `07`), they are class
+            numbers.
         facts: further fields of `SourceSet`.
 
     Raises:
         UsageError: a label that `train` or the declaration doesn't have, text mixed with integers, integers below -1.
     """
-    tokens = [token for part in parts.values() for token in part.column.tokens]
-    if read_integers and tokens and all(isinstance(token, str) and _INTEGER.fullmatch(token) for token in tokens):
-        for part in parts.values():
-            part.column.read_integers()
-    kinds = {type(token) for part in parts.values() for token in part.column.tokens}
-    if kinds == {int, str}:
-        raise UsageError("some labels are integers and some are text; write them all in one way")
-    if kinds == {int} or (not kinds and num_classes):
+    if read_integers:
+        _read_integers(parts)
+    kinds = {type(token): (part, token) for part in parts.values() for token in part.column.tokens}
+    if len(kinds) > 1:
+        first, second = (part.where(part.column.first(token)) for part, token in kinds.values())
+        raise UsageError(
+            f"{first}; {second}: some labels are integers and some are text, such as these; write them all in one way"
+        )
+    if int in kinds or (not kinds and num_classes):
         ids, labels = _integers(parts, num_classes)
     else:
         ids, labels = _text(parts, class_ids)
     sources = {split: part.source(labels[split]) for split, part in parts.items() if options.wants(split)}
     return SourceSet(kind, ids, sources, **facts)
+
+
+def _read_integers(parts: Mapping[str, Part]) -> None:
+    """Take text labels for numbers where all but missing ones are; a fraction or a gap among numbers is an error."""
+    tokens = {str(token) for part in parts.values() for token in part.column.tokens}
+    numbers = {token for token in tokens if _INTEGER.fullmatch(token) or _DECIMAL.fullmatch(token)}
+    if not numbers or not all(token.lower() in _MISSING for token in tokens - numbers):
+        return
+    wrong = {token for token in numbers if len(token) > _DIGITS or ("." in token and not float(token).is_integer())}
+    for part in parts.values():
+        for token in part.column.tokens:
+            if token in wrong or token not in numbers:
+                raise UsageError(
+                    f"{part.where(part.column.first(token))}: label {printable(str(token), 40)} among whole numbers; "
+                    "write a class number, or -1 for none"
+                )
+        part.column.read_integers()
+
+
+def _alike(name: str) -> str:
+    """What names that look the same have in common: they differ by Unicode normal form or by spaces around them."""
+    return unicodedata.normalize("NFC", name).strip()
+
+
+def refuse_alike(classes: Sequence[str], where: str | Part) -> None:
+    """Raise UsageError where two classes of one split look the same, or one isn't UTF-8.
+
+    Args:
+        classes: their ids.
+        where: the place of all of them, or the part whose samples they are of.
+    """
+
+    def place(name: str) -> str:
+        return where if isinstance(where, str) else where.where(where.column.first(name))
+
+    seen: dict[str, int] = {}
+    for i, name in enumerate(classes):
+        if any("\ud800" <= c <= "\udfff" for c in name):
+            raise UsageError(f"{place(name)}: class {name!r} isn't UTF-8; save the labels as UTF-8")
+        first = seen.setdefault(_alike(name), i)
+        if first != i:
+            raise UsageError(
+                f"{place(name)}: classes {name!a} and {classes[first]!a} read the same (they differ by Unicode "
+                "normal form, by spaces, or by bytes that aren't UTF-8); rename one"
+            )
 
 
 def _defining(parts: Mapping[str, Part]) -> list[LabelColumn]:
@@ -131,18 +183,20 @@ def _text(parts: Mapping[str, Part], class_ids: Iterable[str] | None) -> tuple[l
     declared = "train" if class_ids is None else "the class list"
     if class_ids is None:
         class_ids = [str(token) for column in _defining(parts) for token in column.tokens]
-    ids = sorted(set(class_ids))
-    index = {name: label for label, name in enumerate(ids)}
+    by_look = {_alike(name): name for name in sorted(set(class_ids), reverse=True)}  # other splits may spell it else
+    ids = sorted(by_look.values())
+    index = {_alike(name): label for label, name in enumerate(ids)}
     labels = {}
     for split, part in parts.items():
-        unknown = [token for token in part.column.tokens if token not in index]
+        refuse_alike([str(token) for token in part.column.tokens], part)
+        unknown = [token for token in part.column.tokens if _alike(str(token)) not in index]
         if unknown:
             more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
             raise UsageError(
                 f"{part.where(part.column.first(unknown[0]))}: class {unknown[0]!r}{more} isn't in {declared} "
                 f"({counted(len(ids), 'class', 'classes')}); correct it, or leave out the split"
             )
-        table = np.array([index[str(token)] for token in part.column.tokens], np.int32)
+        table = np.array([index[_alike(str(token))] for token in part.column.tokens], np.int32)
         labels[split] = _apply(table, part.column.codes)
     return ids, labels
 
@@ -151,9 +205,10 @@ def _integers(parts: Mapping[str, Part], num_classes: int | None) -> tuple[list[
     if num_classes is None:
         highest = max([0, *(int(token) for column in _defining(parts) for token in column.tokens)])
         if highest >= MAX_CLASSES:
+            part = next(part for part in parts.values() if highest in part.column.tokens)
             raise UsageError(
-                f"label {highest:,}: integer labels are class numbers and kept as they are, at most {MAX_CLASSES:,}; "
-                "if they are ids, put a letter before them"
+                f"{part.where(part.column.first(highest))}: label {highest:,}: integer labels are class numbers and "
+                f"kept as they are, at most {MAX_CLASSES:,}; if they are ids, put a letter before them"
             )
         num_classes = highest + 1
     labels = {}

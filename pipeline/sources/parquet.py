@@ -7,12 +7,10 @@ told by the name (`train-00000-of-00294.parquet`, `data/validation/0.parquet`). 
 
 from __future__ import annotations
 
-import json
 import os
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,31 +20,14 @@ from pipeline.errors import BadSample, Error, UsageError
 from pipeline.sources import names
 from pipeline.sources.base import Indexed, SourceOptions, SourceSet
 from pipeline.sources.byte_strings import ByteStrings, ByteStringsBuilder, first_duplicate
-from pipeline.sources.files import data_files, file_stamps, read_file, split_of_data_file
-from pipeline.sources.labels import LabelColumn, assemble
+from pipeline.sources.files import data_files, file_stamps, opened, read_file, split_of_data_file
+from pipeline.sources.labels import LabelColumn, assemble, some
+from pipeline.sources.parquet_columns import Columns, find_columns
 from pipeline.text import as_text, one_line
 
-IMAGE_COLUMNS = ("image", "img", "jpg", "jpeg", "png", "webp", "image_bytes", "bytes", "picture", "photo")
-LABEL_COLUMNS = ("label", "labels", "class", "cls", "target", "category", "fine_label", "label_id", "class_id")
-
 CACHE_BYTES = 256_000_000
-
-
-@dataclass(frozen=True)
-class Columns:
-    """The columns that are used.
-
-    Attributes:
-        image: column of {bytes, path} or of bytes.
-        name_path: the leaf `image.path`, where there is one.
-        label: column of integers or text.
-        class_names: what the file calls the integer labels, if it does.
-    """
-
-    image: str
-    name_path: str | None
-    label: str
-    class_names: tuple[str, ...] | None
+MAX_GROUP_BYTES = 8 << 30  # a row group is read as a whole
+_BATCH_ROWS = 16
 
 
 class ParquetSource(Indexed):
@@ -91,12 +72,9 @@ class ParquetSource(Indexed):
             path = self.files[int(self.group_file[group])]
             try:
                 with _opened(path) as file:
-                    table = file.read_row_group(
-                        int(self.group_index[group]), columns=[self.columns.image], use_threads=False
-                    )
+                    column = _read_images(file, int(self.group_index[group]), self.columns.image)
             except UsageError as error:
                 raise Error(str(error)) from None
-            column = table.column(0).combine_chunks()
             kept = list(self._groups.items())  # a copy: other threads may read, too
             kept_bytes = sum(other.nbytes for _, other in kept)
             for oldest, other in kept:
@@ -127,11 +105,31 @@ class ParquetSource(Indexed):
         return file_stamps((self.files[file] for file in used.tolist()), len(used))[place]
 
 
+def _read_images(file: Any, group: int, column: str) -> Any:
+    """The image column of a row group, as a chunked array: Arrow's own read fails where one holds more than 2 GiB.
+
+    Raises:
+        UsageError: the group's images need more than `MAX_GROUP_BYTES`.
+    """
+    import pyarrow as pa
+
+    batches, size = [], 0
+    for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group], columns=[column], use_threads=False):
+        batches.append(batch.column(0))
+        size += batch.nbytes
+        if size > MAX_GROUP_BYTES:
+            raise UsageError(
+                f"row group {group} holds more than {MAX_GROUP_BYTES:,} bytes of images; write the file with smaller "
+                "ones (100 rows)"
+            )
+    return pa.chunked_array(batches)
+
+
 class _Part:
     """One split: the row groups of its files, with labels and image names only."""
 
-    def __init__(self, src: Path, paths: Sequence[Path]) -> None:
-        self.src, self.paths = src, paths
+    def __init__(self, src: Path, paths: Sequence[Path], options: SourceOptions) -> None:
+        self.src, self.paths, self.options = src, paths, options
         self.columns: Columns | None = None
         self.first, self.file, self.index = array("q", [0]), array("i"), array("i")
         self.own_names: ByteStringsBuilder | None = ByteStringsBuilder()
@@ -142,16 +140,21 @@ class _Part:
     def add_file(self, number: int) -> None:
         path = str(self.paths[number])
         with _opened(path) as file:
-            columns = find_columns(file.schema_arrow, path)
+            columns = find_columns(file.schema_arrow, path, self.options)
             if self.columns not in (None, columns):
                 raise UsageError(f"{path}: has other columns or class names than the files before it; convert it alone")
             self.columns = columns
-            wanted = [columns.label] + ([columns.name_path] if columns.name_path else [])
+            wanted = [name for name in (columns.label, columns.name_path) if name]
             for index in range(file.metadata.num_row_groups):
                 table = file.read_row_group(index, columns=wanted, use_threads=False)
-                if not table.num_rows:
+                count = file.metadata.row_group(index).num_rows
+                if not count:
                     continue
-                for label in table.column(columns.label).to_pylist():
+                for label in table.column(columns.label).to_pylist() if columns.label else [None] * count:
+                    if isinstance(label, float):  # as pandas writes integers where one is missing
+                        if not label.is_integer():
+                            raise UsageError(f"{path}: label {label} in {columns.label}; write whole numbers or text")
+                        label = int(label)
                     self.column.add(label)
                 for image in table.column(columns.image).to_pylist() if columns.name_path else [None]:
                     name = (image or {}).get("path")
@@ -165,7 +168,7 @@ class _Part:
                     for leaf in leaves
                     if leaf.path_in_schema.split(".")[0] == columns.image
                 )
-                self.first.append(self.first[-1] + table.num_rows)
+                self.first.append(self.first[-1] + count)
                 self.file.append(number)
                 self.index.append(index)
 
@@ -206,65 +209,21 @@ def open_parquet(src: Path, options: SourceOptions) -> SourceSet:
     for number, path in enumerate(paths):
         split = split_of_data_file(path, src) or options.only_split
         if options.wants(split) or split == "train":
-            found.setdefault(split, _Part(src, paths)).add_file(number)
+            found.setdefault(split, _Part(src, paths, options)).add_file(number)
     parts = {split: found[split] for split in names.natural_splits(set(found))}
     named = {part.columns.class_names for part in parts.values() if part.columns and part.columns.class_names}
     if len(named) > 1:
         raise UsageError(f"{src}: its files name the classes in different ways; convert them one by one")
     class_names = list(named.pop()) if named else []
-    made = assemble("parquet", parts, options, num_classes=len(class_names) or None)
+    hints = {
+        split: f"there are other columns ({some(part.columns.unused)}); name the labels' column with --label-column"
+        for split, part in parts.items()
+        if part.columns and not part.columns.label and part.columns.unused
+    }
+    made = assemble("parquet", parts, options, num_classes=len(class_names) or None, label_hints=hints)
     if class_names and len(class_names) == len(made.class_ids):
         made.class_names = class_names
     return made
-
-
-def find_columns(schema: Any, path: str) -> Columns:
-    """The image and label columns of an Arrow schema: those that Hugging Face's features declare, else by name.
-
-    Raises:
-        UsageError: there is none of a kind; the columns that are there are named.
-    """
-    import pyarrow as pa
-
-    try:
-        features = dict(json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"])
-    except (KeyError, TypeError, ValueError):  # not written by Hugging Face's library
-        features = {}
-
-    def declared(kind: str) -> list[str]:
-        return [
-            name for name, feature in features.items() if isinstance(feature, dict) and feature.get("_type") == kind
-        ]
-
-    def pick(candidates: Sequence[str], names_in_order: Sequence[str], fits: Any) -> str | None:
-        ordered = [name for name in names_in_order if name in candidates] + list(candidates)
-        ordered += [name for name in names_in_order if name in schema.names]
-        return next((name for name in ordered if name in schema.names and fits(schema.field(name).type)), None)
-
-    def is_bytes(kind: Any) -> bool:
-        return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
-
-    def is_image(kind: Any) -> bool:
-        return is_bytes(kind) or (
-            pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0 and is_bytes(kind.field("bytes").type)
-        )
-
-    def is_label(kind: Any) -> bool:
-        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-        return pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)
-
-    image = pick(declared("Image"), IMAGE_COLUMNS, is_image)
-    label = pick(declared("ClassLabel"), LABEL_COLUMNS, is_label)
-    for name, what, wanted in ((image, "image", "image {bytes, path} or bytes"), (label, "label", "integers or text")):
-        if name is None:
-            have = ", ".join(f"{column.name}: {column.type}" for column in list(schema)[:8])
-            raise UsageError(f"{path}: no {what} column ({wanted}) among its columns {have}; rename or add one")
-    assert image is not None
-    assert label is not None
-    kind = schema.field(image).type
-    has_name = pa.types.is_struct(kind) and kind.get_field_index("path") >= 0
-    class_names = features.get(label, {}).get("names") if isinstance(features.get(label), dict) else None
-    return Columns(image, f"{image}.path" if has_name else None, label, tuple(class_names) if class_names else None)
 
 
 @contextmanager
@@ -276,6 +235,8 @@ def _opened(path: str) -> Iterator[Any]:
     except ImportError:
         raise UsageError(f'{path}: parquet needs pyarrow; run `pip install "efficient-imagenet[parquet]"`') from None
     try:
+        with opened(path):  # no FIFO, for which Arrow would wait for ever
+            pass
         with pq.ParquetFile(path) as file:
             yield file
     except (OSError, pa.ArrowException) as error:

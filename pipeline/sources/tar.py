@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import posixpath
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,13 +17,13 @@ import numpy as np
 
 from pipeline.errors import UsageError
 from pipeline.sources import names
-from pipeline.sources.archive import ArchivePart, index_archives
+from pipeline.sources.archive import ArchivePart, Index, index_archives
 from pipeline.sources.base import SourceOptions, SourceSet
 from pipeline.sources.byte_strings import ByteStrings, ByteStringsBuilder
-from pipeline.sources.files import data_files, split_of_data_file
-from pipeline.sources.folder import NestedImages
+from pipeline.sources.files import data_files, label_files, split_of_data_file
 from pipeline.sources.ignored import Ignored
-from pipeline.sources.labels import assemble
+from pipeline.sources.labels import assemble, some
+from pipeline.sources.nested_images import NestedImages
 from pipeline.text import as_text
 
 
@@ -38,17 +38,22 @@ class _Split:
     classes: set[str] = field(default_factory=set)
     """Class folders that may hold no image."""
 
+    def shown(self, path: bytes) -> str:
+        return as_text(posixpath.join(self.top, path))
 
-def open_tar(src: Path, options: SourceOptions) -> SourceSet:
-    """The tar source: one archive, or a folder of them.
+
+def open_tar(src: Path, options: SourceOptions, index: Index | None = None) -> SourceSet:
+    """The tar source: one archive, or a folder of them; `index` is what `index_archives` gave for it, if it did.
 
     Raises:
         UsageError: a truncated or damaged archive, the same path twice, or a class that `train` doesn't have.
     """
     paths, ignored, notes = data_files(src, ".tar"), Ignored(), list[str]()
     archives = [str(path) for path in paths]
-    whole, folders = index_archives(archives)
+    whole, folders = index or index_archives(archives)
     images = whole.images(ignored)
+    beside = label_files(src) if src.is_dir() else label_files(src.parent, src.stem)
+    beside += names.label_like(whole.names) if len(images) < len(whole.names) else []
     for row in np.setdiff1d(np.arange(len(whole.names)), images).tolist():  # folders that hold other files
         folders.append((int(whole.archive[row]), posixpath.dirname(whole.names[row])))
     table = whole.take(images)
@@ -80,17 +85,22 @@ def open_tar(src: Path, options: SourceOptions) -> SourceSet:
         files = table.take(np.array(part.rows, np.int64), part.keys.build())
         del part.rows, part.keys
         parts[split], deeper = _in_order(ArchivePart(archives, files), ignored)
-        if deeper.first and options.wants(split):
-            flags = "" if split == "train" else f" with --split {split}"
-            wanted = as_text(posixpath.join(part.top, deeper.wanted_root))
-            example = f"{src}: {as_text(posixpath.join(part.top, deeper.first))}"
-            warnings.append(deeper.warning(example, f"unpack it and give the folder {wanted} as SRC{flags}"))
+        if options.wants(split):
+            remedy = "unpack it and give the folder {root} as SRC" + (
+                " with --split {split}" if split != "train" else ""
+            )
+            warnings += deeper.warning(split, part.shown, remedy)
     # Class folders without images keep their place, in the splits that the class map is made of.
     for split in ["train"] if "train" in parts and parts["train"].column.tokens else list(parts):
         if parts[split].column.tokens:  # else its samples are unlabelled
             for empty in sorted(found[split].classes):
                 parts[split].column.add(empty, 0)
-    return assemble("tar", parts, options, ignored=ignored, notes=notes, warnings=warnings[:1])
+    hint = (
+        f"{some(beside)} may hold the labels; name the extension or the JSON field with --label-column, or give a "
+        "table of paths and labels as SRC"
+    )
+    hints = dict.fromkeys(parts if beside else (), hint)
+    return assemble("tar", parts, options, ignored=ignored, notes=notes, warnings=warnings[:1], label_hints=hints)
 
 
 def _in_order(part: ArchivePart, ignored: Ignored) -> tuple[ArchivePart, NestedImages]:
@@ -117,11 +127,13 @@ class _Layout:
     Attributes:
         top: leading folders that are left out.
         split: that all paths belong to, None where the next folder names it.
+        splits: these folders' names and splits.
         wrapper: the folders left out, where they say nothing.
     """
 
     top: bytes
     split: str | None
+    splits: Mapping[bytes, str] = field(default_factory=dict)
     wrapper: str = ""
 
     def place(self, path: bytes) -> tuple[str | None, bytes]:
@@ -132,7 +144,7 @@ class _Layout:
         if self.split is not None:
             return self.split, inner
         folder, slash, inner = inner.partition(b"/")
-        return (names.split_of_folder(folder) if slash else None), inner
+        return (self.splits.get(folder) if slash else None), inner
 
 
 def _layout(paths: ByteStrings, where: str, default: str) -> _Layout:
@@ -152,16 +164,16 @@ def _layout(paths: ByteStrings, where: str, default: str) -> _Layout:
         folders = path.split(b"/")[len(common) : -1]
         if folders:
             tops[folders[0]] = tops.get(folders[0], True) and len(folders) == 1
-    found = sorted(top for top in tops if names.split_of_folder(top))
+    found = names.splits_among(sorted(tops))
     others = sorted(set(tops) - set(found))
     if found and not others:
-        return _Layout(_joined(common), None)
+        return _Layout(_joined(common), None, found)
     if not all(tops[top] for top in found):
         raise UsageError(
-            f"{where}: holds both split folders ({as_text(found[0])}/) and others ({as_text(others[0])}/); "
+            f"{where}: holds both split folders ({as_text(min(found))}/) and others ({as_text(others[0])}/); "
             "put them into archives of their own"
         )
-    return _Layout(_joined(common), default, as_text(b"/".join(common)))
+    return _Layout(_joined(common), default, wrapper=as_text(b"/".join(common)))
 
 
 def _joined(folders: Sequence[bytes]) -> bytes:

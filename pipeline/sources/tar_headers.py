@@ -9,14 +9,11 @@ Format: POSIX.1-2017 pax, "ustar Interchange Format", and GNU tar's manual, "Bas
 from __future__ import annotations
 
 import os
-import stat
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from pipeline.errors import UsageError
-from pipeline.sources.files import OPEN_FLAGS
 from pipeline.text import as_text
 
 BLOCK_BYTES = 512
@@ -94,25 +91,6 @@ def members(fd: int, where: str, start: int = 0, end: int | None = None) -> Iter
             f"{where}: data follows the end mark at byte {position:,} (archives put end to end?); "
             "unpack it with `tar -i` and pack it again"
         )
-
-
-@contextmanager
-def opened(path: str) -> Iterator[int]:
-    """A descriptor of an archive, for reading its headers.
-
-    Raises:
-        UsageError: it can't be opened, or isn't a regular file.
-    """
-    try:
-        fd = os.open(path, OPEN_FLAGS)
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}; check the path and its permissions") from None
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise UsageError(f"{path}: no regular file; give an archive")
-        yield fd
-    finally:
-        os.close(fd)
 
 
 def pread(fd: int, size: int, offset: int) -> bytes:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,19 +19,19 @@ import numpy as np
 
 from pipeline.errors import UsageError
 from pipeline.sources import names
-from pipeline.sources.archive import ArchivePart, Table, index_archives
+from pipeline.sources.archive import ArchivePart, Index, Table, index_archives
 from pipeline.sources.base import SourceOptions, SourceSet
 from pipeline.sources.byte_strings import ByteStrings, ByteStringsBuilder, first_duplicate
-from pipeline.sources.files import data_files, split_of_data_file
+from pipeline.sources.files import data_files, opened, split_of_data_file
 from pipeline.sources.ignored import Ignored
 from pipeline.sources.labels import LabelColumn, assemble
-from pipeline.sources.tar_headers import members, opened, pread
-from pipeline.text import as_text
+from pipeline.sources.tar import open_tar
+from pipeline.sources.tar_headers import pread
+from pipeline.text import as_text, one_line
 
-LABEL_FIELDS = ("label", "cls", "class", "class_id", "label_id")
-_KEY = re.compile(rb"((?:.*/|)[^./][^./]*)\.([^/]*)", re.DOTALL)
-_META = re.compile(rb"(?:.*/)?__[^/]*__(?:/.*)?", re.DOTALL)  # such as __info__.json: about the shard
-_LOOK = 64  # members that are looked at to tell WebDataset from a plain tar
+LABEL_FIELDS = ("label", "cls", "class", "class_id", "label_id", "target")
+MAX_LABEL_BYTES = 1 << 20
+_LABELS_LOOKED_AT = 1000  # to tell WebDataset from a plain tar
 
 
 @dataclass
@@ -44,13 +43,15 @@ class _Split:
     column: LabelColumn = field(default_factory=LabelColumn)
     unstated: int | None = None
     """The first sample that states no label."""
+    unused: set[str] = field(default_factory=set)
+    """Extensions of the samples' files that aren't used."""
 
     def part(self, table: Table, archives: list[str]) -> ArchivePart:
         part = ArchivePart(archives, table.take(np.array(self.rows, np.int64), self.keys.build()), self.column)
         if self.unstated is not None and self.column.tokens:
             raise UsageError(
-                f"{archives[part.table.archive[self.unstated]]}: sample {as_text(part.table.names[self.unstated])} has "
-                "no .cls and no label in a .json, and others have; add it (-1 for none)"
+                f"{part.where(self.unstated)}: the sample has no .cls and no label in a .json, and others have; add it "
+                "(-1 for none)"
             )
         if first_duplicate(part.table.names) is not None:
             pairs = zip(part.table.archive.tolist(), part.table.names, strict=True)
@@ -64,49 +65,80 @@ class _Split:
         return part
 
 
-def looks_like_webdataset(paths: Sequence[Path]) -> bool:
-    """True where one of the first images of the first archive has a `.cls`, or a `.json` with a label, beside it."""
-    if not paths:
-        return False
-    images, labels = set(), set()
-    with opened(str(paths[0])) as fd:
-        for _, member in zip(range(_LOOK), members(fd, str(paths[0])), strict=False):
-            key, extension = split_name(member.name) or (b"", "")
-            if _is_image(extension):
-                images.add(key)
-            elif extension == "cls" or (extension == "json" and _label_in(pread(fd, member.size, member.offset))):
-                labels.add(key)
-    return bool(images & labels)
+def open_archives(src: Path, options: SourceOptions) -> SourceSet:
+    """Tars that nobody said the kind of: WebDataset where labels lie beside the images, else plain archives."""
+    archives = [str(path) for path in data_files(src, ".tar")]
+    index = index_archives(archives)
+    is_webdataset = bool(options.label_column) or _is_webdataset(index[0], archives)  # a plain tar has no column
+    return (open_webdataset if is_webdataset else open_tar)(src, options, index)
 
 
-def open_webdataset(src: Path, options: SourceOptions) -> SourceSet:
+def open_webdataset(src: Path, options: SourceOptions, index: Index | None = None) -> SourceSet:
     """The WebDataset source: one shard, or a folder of them; the split is told by the shard's name.
+
+    `index` is what `index_archives` gave for it, if it did.
 
     Raises:
         UsageError: a damaged shard, a sample with two images, or labels for some samples only.
     """
     paths, ignored = data_files(src, ".tar"), Ignored()
     archives = [str(path) for path in paths]
-    table, _ = index_archives(archives)
+    table, _ = index or index_archives(archives)
     found: dict[str, _Split] = {}
     for number, path in enumerate(paths):
         split = found.setdefault(split_of_data_file(path, src) or options.only_split, _Split())
-        _collect(table, number, path, split, ignored)
+        _collect(table, number, path, split, ignored, options)
     parts = {split: found[split].part(table, archives) for split in names.natural_splits(set(found))}
-    return assemble("webdataset", parts, options, read_integers=True, ignored=ignored)
+    hints = {
+        split: f"its samples hold .{' and .'.join(sorted(found[split].unused))}; name the one with the label, or a "
+        "field of the .json, with --label-column"
+        for split in parts
+        if found[split].unstated is not None and found[split].unused
+    }
+    return assemble("webdataset", parts, options, read_integers=True, ignored=ignored, label_hints=hints)
 
 
 def split_name(name: bytes) -> tuple[bytes, str] | None:
     """Key and extension (lower case) of a file in a shard, or None where it belongs to no sample."""
-    match = _KEY.fullmatch(name)
-    system = any(names.is_system_folder(part) for part in name.split(b"/")[:-1])
-    return None if match is None or system or _META.fullmatch(match[1]) else (match[1], as_text(match[2].lower()))
+    folder, slash, file = name.rpartition(b"/")
+    stem, dot, extension = file.partition(b".")
+    key = folder + slash + stem
+    about_shard = any(len(part) > 3 and part[:2] == part[-2:] == b"__" for part in key.split(b"/"))  # __info__.json
+    if not dot or not stem or about_shard or any(names.is_system_folder(part) for part in folder.split(b"/") if part):
+        return None
+    return key, as_text(extension.lower())
+
+
+def _is_webdataset(table: Table, archives: Sequence[str]) -> bool:
+    """True where one of the first label files, `.cls` or a `.json` with a label, lies beside an image of its key."""
+    labels: dict[tuple[int, bytes], int] = {}
+    for row, name in enumerate(table.names):
+        if name[-4:].lower() == b".cls" or name[-5:].lower() == b".json":
+            labels[int(table.archive[row]), (split_name(name) or (b"",))[0]] = row
+            if len(labels) == _LABELS_LOOKED_AT:
+                break
+    for row, name in enumerate(table.names) if labels else ():
+        key, extension = split_name(name) or (b"", "")
+        label = labels.get((int(table.archive[row]), key))
+        if label is None or not _is_image(extension):
+            continue
+        if table.names[label].lower().endswith(b".cls"):
+            return True
+        with opened(archives[table.archive[label]]) as fd:
+            if table.size[label] <= MAX_LABEL_BYTES and _label_in(_content(fd, table, label, ""), LABEL_FIELDS):
+                return True
+    return False
 
 
 def _samples(table: Table, number: int, path: Path, ignored: Ignored) -> Iterator[tuple[bytes, dict[str, int]]]:
-    """Each sample of a shard: its key, and extension -> row of the table."""
+    """Each sample of a shard, in the order of their first files: its key, and extension -> row of the table."""
+    rows = np.flatnonzero(table.archive == number)
+    hashes = np.fromiter(
+        (hash((split_name(table.names[row]) or (b"",))[0]) for row in rows.tolist()), np.int64, len(rows)
+    )
+    _, first, place = np.unique(hashes, return_index=True, return_inverse=True)
     key, files = b"", dict[str, int]()
-    for row in np.flatnonzero(table.archive == number).tolist():
+    for row in rows[np.argsort(first[place], kind="stable")].tolist():  # a sample's files need not lie side by side
         parts = split_name(table.names[row])
         if parts is None:
             ignored.add(names.OTHER_FILE, table.names[row])
@@ -122,7 +154,7 @@ def _samples(table: Table, number: int, path: Path, ignored: Ignored) -> Iterato
         yield key, files
 
 
-def _collect(table: Table, number: int, path: Path, split: _Split, ignored: Ignored) -> None:
+def _collect(table: Table, number: int, path: Path, split: _Split, ignored: Ignored, options: SourceOptions) -> None:
     with opened(str(path)) as fd:
         for key, files in _samples(table, number, path, ignored):
             images = [extension for extension in files if _is_image(extension)]
@@ -134,14 +166,15 @@ def _collect(table: Table, number: int, path: Path, split: _Split, ignored: Igno
                 raise UsageError(
                     f"{path}: sample {as_text(key)} has the images {' and '.join(sorted(plain))}; keep one of them"
                 )
-            label = _label(fd, files, table, f"{path}: {as_text(key)}")
+            used, label = _label(fd, files, table, f"{path}: {as_text(key)}", options.label_column)
             if label is None:
                 split.column.add(None)
                 split.unstated = len(split.rows) if split.unstated is None else split.unstated
+                split.unused.update(extension for extension in files if not _is_image(extension))
             else:
                 split.column.add_text(label)
             for extension, row in files.items():
-                if extension not in (plain[0], "cls", "json"):
+                if extension not in (plain[0], used, "json"):
                     ignored.add(names.OTHER_FILE, table.names[row])
             split.rows.append(files[plain[0]])
             split.keys.append(key)
@@ -151,32 +184,41 @@ def _is_image(extension: str) -> bool:
     return names.is_image(b"x." + extension.encode())
 
 
-def _label(fd: int, files: dict[str, int], table: Table, where: str) -> str | None:
-    """What the sample's `.cls` or `.json` says, as text; None where neither does."""
-    for extension in ("cls", "json"):
-        row = files.get(extension)
-        if row is None:
-            continue
-        content = pread(fd, int(table.size[row]), int(table.offset[row]))
-        if extension == "json":
-            return _label_in(content, where)
-        text = content.decode("utf-8", "backslashreplace").strip()
-        if not text:
-            raise UsageError(f"{where}.cls: empty; write the class, or -1 for none")
-        return text
-    return None
+def _content(fd: int, table: Table, row: int, where: str) -> bytes:
+    """A small file of a sample."""
+    if table.size[row] > MAX_LABEL_BYTES:
+        raise UsageError(f"{where}: {table.size[row]:,} bytes are too many for a label; make the shard again")
+    return pread(fd, int(table.size[row]), int(table.offset[row])) if table.offset[row] >= 0 else b""
 
 
-def _label_in(content: bytes, where: str = "") -> str | None:
-    """The label in a JSON file: the value itself, or one of `LABEL_FIELDS`."""
+def _label(fd: int, files: dict[str, int], table: Table, where: str, column: str | None) -> tuple[str, str | None]:
+    """The extension that is used, and the label as text; None where no file states one.
+
+    The label is in the file of the extension `column`, or else in the field `column` of the `.json`. Without a
+    `column` it is in the `.cls`, the `.output.cls` or the like, or in one of `LABEL_FIELDS` of the `.json`.
+    """
+    texts = [column] if column else ["cls", *sorted(extension for extension in files if extension.endswith(".cls"))]
+    for extension in texts:
+        if extension in files and extension != "json":
+            content = _content(fd, table, files[extension], f"{where}.{extension}")
+            text = content.decode("utf-8", "backslashreplace").strip()
+            if not text:
+                raise UsageError(f"{where}.{extension}: empty; write the class, or -1 for none")
+            return extension, text
+    if "json" not in files:
+        return "", None
+    content = _content(fd, table, files["json"], f"{where}.json")
+    return "json", _label_in(content, (column,) if column else LABEL_FIELDS, f"{where}.json")
+
+
+def _label_in(content: bytes, fields: Sequence[str], where: str = "") -> str | None:
+    """The label in a JSON file: the value itself, or one of its fields."""
     try:
         value: Any = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         if not where:
             return None
-        raise UsageError(f"{where}.json: not JSON ({error}); make the shard again") from None
+        raise UsageError(f"{where}: not JSON ({one_line(error)}); make the shard again") from None
     if isinstance(value, dict):
-        value = next((value[name] for name in LABEL_FIELDS if value.get(name) is not None), None)
-    if isinstance(value, str | int) and not isinstance(value, bool):
-        return str(value)
-    return None
+        value = next((value[name] for name in fields if value.get(name) is not None), None)
+    return str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else None

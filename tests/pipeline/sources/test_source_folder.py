@@ -112,7 +112,7 @@ def test_rubbish_is_no_class_and_counted(tmp_path):
     assert found.class_ids == ["cat"]
     assert [key for key, _, _ in samples(found.splits["train"])] == [b"cat/1.jpg"]
     assert found.ignored == {
-        "dot-file": 2,
+        "dot-file": 3,
         "file that is no image": 1,
         "hidden or system folder": 3,
         "image outside the class folders": 1,
@@ -210,7 +210,7 @@ def test_strange_files_are_bad_samples_and_never_hang(tmp_path, monkeypatch):
         server.bind("socket.jpg")
         found = open_source(tmp_path)
     source = found.splits["train"]
-    assert found.ignored == {"file that is no image": 1}
+    assert found.ignored == {"link that leads nowhere": 1}
     assert len(source) == 10
     os.unlink(tmp_path / "a/gone.jpg")
     real_open = os.open

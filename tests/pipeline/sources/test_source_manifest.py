@@ -95,7 +95,7 @@ def test_bad_rows_are_named(tmp_path, rows, message):
 
 
 def test_no_path_column(tmp_path):
-    with pytest.raises(UsageError, match=r"m.csv: no column for the path among id, label; name it `path`"):
+    with pytest.raises(UsageError, match=r"m.csv, line 2: no column for the image among id, label"):
         listed(tmp_path / "m.csv", "id,label\n1,2\n")
 
 
@@ -159,10 +159,10 @@ def test_json_lines(tmp_path, lines, wanted):
     [
         ("{", r"m.jsonl, line 2: not a JSON object"),
         ("[1]", r"m.jsonl, line 2: not a JSON object"),
-        ('{"label": 1}', r"m.jsonl, line 2: no text field `path`"),
-        ('{"path": "2.jpg", "label": 1.5}', r"m.jsonl, line 2: label 1.5; write an integer or text"),
+        ('{"label": 1}', r"m.jsonl, line 2: no column for the image among label"),
+        ('{"path": "2.jpg", "label": 1.5}', r"m.jsonl, line 2: label 1.5 among whole numbers"),
         ('{"path": "2.jpg", "label": true}', r"m.jsonl, line 2: label True"),
-        ('{"path": "2.jpg"}', r"m.jsonl, line 2: no label for 2.jpg"),
+        ('{"path": "2.jpg"}', r"m.jsonl, line 2: no label, and line 1 has one"),
     ],
 )
 def test_bad_json_lines_are_named(tmp_path, line, message):

@@ -257,7 +257,7 @@ def test_images_deeper_than_the_class_folders_are_pointed_out(tmp_path, members,
     tar = write_tar(tmp_path / "x.tar", *members)
     (warning,) = open_source(tar).warnings
     assert warning == (
-        f"{count} deeper than the class folders, such as {tar}: {example}; taken for the class: {classes}; "
+        f"{count} deeper than the class folders, such as {example}; taken for the class: {classes}; "
         f"if the folders below are the classes, unpack it and give the folder {wanted} as SRC"
     )
 

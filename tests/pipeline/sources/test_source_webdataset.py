@@ -120,18 +120,20 @@ def test_a_sample_twice_in_a_shard(tmp_path):
     with pytest.raises(UsageError, match=r"a.jpg is twice in it"):
         open_source(tmp_path)
     write_shard(tmp_path / "x.tar", *_samples({"a": "0", "b": "1"}), *_samples({"a": "1"}))
-    with pytest.raises(UsageError, match=r"sample x/a is there twice"):
+    with pytest.raises(UsageError, match=r"a.jpg is twice in it"):
         open_source(tmp_path)
 
 
 def test_labels_for_some_samples_only(tmp_path):
     write_shard(tmp_path / "x.tar", *_samples({"a": "0"}), ("b.jpg", "image b"), ("c.jpg", "image c"))
-    with pytest.raises(UsageError, match=r"x.tar: sample b has no .cls and no label in a .json"):
+    with pytest.raises(UsageError, match=r"x.tar: b: the sample has no .cls and no label in a .json"):
         open_source(tmp_path)
 
 
 def test_no_labels_at_all(tmp_path):
-    found = open_source(write_shard(tmp_path / "x.tar", ("a.jpg", "1"), ("a.json", "{}"), ("b.jpg", "2")), "webdataset")
+    found = open_source(
+        write_shard(tmp_path / "x.tar", ("a.jpg", "1"), ("a.json", "{}"), ("b.jpg", "2")), "webdataset", unlabelled=True
+    )
     assert found.splits["train"].labels.tolist() == [UNLABELLED] * 2
 
 
@@ -150,7 +152,7 @@ def test_annotations_beside_images_make_no_webdataset(tmp_path):
     found = open_source(tmp_path / "x.tar")
     assert found.kind == "tar"
     assert found.class_ids == ["cat", "dog"]
-    forced = open_source(tmp_path / "x.tar", "webdataset")
+    forced = open_source(tmp_path / "x.tar", "webdataset", unlabelled=True)
     assert forced.kind == "webdataset"
     assert forced.splits["train"].labels.tolist() == [UNLABELLED] * 2
 
