@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -112,21 +110,6 @@ def test_page_is_whole(tmp_path: Path) -> None:
     assert tree.find("title")[0].text == "A & B – Kind"
     assert tree.find("h1")[0].text == "A & B"
     assert tree.one("a").find("p")[0].text == "x"
-
-
-@pytest.mark.parametrize(
-    ("modules", "unwanted"),
-    [
-        ("pipeline.html.page", ("numpy", "PIL", "zarr", "yaml", "torch", "matplotlib")),
-        ("pipeline.commands.report", ("torch", "matplotlib")),
-        ("pipeline.store.reader, pipeline.cli, trainer.training", ("pipeline.html", "jinja2")),
-        ("trainer.report.records, trainer.report.provenance", ("jinja2", "torch")),
-    ],
-)
-def test_imports_no_more_than_it_needs(modules: str, unwanted: tuple[str, ...]) -> None:
-    code = f"import sys, {modules}; print([m for m in {unwanted!r} if m in sys.modules])"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "[]"
 
 
 def luminance(colour: str) -> float:
