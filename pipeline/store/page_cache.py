@@ -18,7 +18,7 @@ import numpy as np
 from pipeline.store.maps import HUGE_BYTES, LIBC, PAGE_BYTES, ChunkMaps
 from pipeline.store.reader import Split
 
-MADV_HUGEPAGE, MADV_POPULATE_READ = 14, 22
+MADV_HUGEPAGE = 14
 THREADS = 4
 """Files read at once: a disk works on several requests."""
 BLOCKS = 256
@@ -43,11 +43,9 @@ def read_in(split: Split, chunks: int, advance: Callable[[int], None]) -> None:
 
     def read(chunk: int) -> None:
         maps = ChunkMaps([split.chunk_path(chunk)], split.chunk_bytes)
-        address = int(maps.addresses[0])
         if LIBC is not None:
-            LIBC.madvise(address, split.chunk_bytes, MADV_HUGEPAGE)
-        if LIBC is None or LIBC.madvise(address, split.chunk_bytes, MADV_POPULATE_READ):  # Linux from 5.14 on
-            maps.chunk(0)[::PAGE_BYTES].sum()  # touches each page
+            LIBC.madvise(int(maps.addresses[0]), split.chunk_bytes, MADV_HUGEPAGE)
+        maps.chunk(0)[::PAGE_BYTES].max()  # a virtual machine, too, gives some memory only when each page is touched
 
     with ThreadPoolExecutor(THREADS) as pool:
         for _ in pool.map(read, range(chunks)):

@@ -4,7 +4,8 @@
 
 Makes photograph-like 256 px images (4 GB, and as much again for one peer at a time) and measures each loader in steady
 state, warm, in random order with random crops: whole epochs for `--seconds`, after a first epoch that isn't counted.
-Ours and the bare copy of the same bytes are measured before every peer; the table holds their medians. Peers that
+Ours and the bare copy of the same bytes are measured before every peer; the table holds their medians. What
+first touches and the cache's pages cost is `tests.bench.pages`. Peers that
 aren't installed are skipped with a line. They pin old versions of what this project uses, so give them an environment
 of their own that looks into this one, and install without dependencies:
 
@@ -35,6 +36,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader
 
 from tests.bench.peers import BATCH, CROP, PEERS, Images
 from tests.bench.synthetic import random_store
@@ -76,7 +78,11 @@ def compare(folder: Path, num_images: int, seconds: float, peers: list[str]) -> 
         "bare copy, 2 threads": lambda: bare_copy(data, BATCH, 2, seconds / 2),
         OURS: steady(lambda: loaders[1], seconds / 2),
         "Efficient ImageNet, 2 threads": steady(lambda: loaders[2], seconds / 2),
+        "Efficient ImageNet, DataLoader(data), 2 workers": steady(lambda: next_epoch(plain), seconds / 2),
+        "Efficient ImageNet, data.dataloader(), 2 workers": steady(lambda: next_epoch(made), seconds / 2),
     }
+    plain = DataLoader(data, BATCH, num_workers=2, drop_last=True, persistent_workers=True)
+    made = data.dataloader(BATCH, 2, drop_last=True)
     loaders = {threads: Loader(data, BATCH, threads=threads) for threads in (1, 2)}
     rates: dict[str, list[float]] = {name: [] for name in own}
     skipped = {}
@@ -105,6 +111,12 @@ def compare(folder: Path, num_images: int, seconds: float, peers: list[str]) -> 
         "ours_over": {name: medians[OURS] / rate for name, rate in medians.items()},
         "skipped": skipped,
     }
+
+
+def next_epoch(loader: DataLoader) -> DataLoader:
+    """The loader, at a new order and new crops."""
+    loader.dataset.set_epoch(loader.dataset.epoch + 1)
+    return loader
 
 
 def steady(epoch: Callable[[], Iterable[Any]], seconds: float) -> Callable[[], float]:

@@ -57,22 +57,28 @@ def _dataloader(dataset: Dataset, workers: int, *, shuffle: bool = True) -> Data
 
 
 class MapDataset(Dataset):
-    """One plain np.memmap."""
+    """One plain np.memmap, which serves (H, W, C), or contiguous (C, H, W)."""
 
-    def __init__(self, path: Path, shape: tuple[int, ...], labels: np.ndarray) -> None:
-        self.images, self.labels = np.memmap(path, np.uint8, "r", shape=shape), labels
+    def __init__(self, path: Path, shape: tuple[int, ...], labels: np.ndarray, *, permuted: bool) -> None:
+        self.images, self.labels, self.permuted = np.memmap(path, np.uint8, "r", shape=shape), labels, permuted
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
-        return torch.from_numpy(random_crop(self.images[i]).copy()), int(self.labels[i])
+        crop = random_crop(self.images[i])
+        pixels = torch.from_numpy(np.ascontiguousarray(crop.transpose(2, 0, 1)) if self.permuted else crop.copy())
+        return pixels, int(self.labels[i])
 
 
-def memmap(images: Images, labels: np.ndarray, folder: Path, workers: int) -> Epoch:
+def memmap(images: Images, labels: np.ndarray, folder: Path, workers: int, *, permuted: bool = False) -> Epoch:
     images.write(folder / "images.bin")
-    loader = _dataloader(MapDataset(folder / "images.bin", images.shape, labels), workers)
+    loader = _dataloader(MapDataset(folder / "images.bin", images.shape, labels, permuted=permuted), workers)
     return lambda: loader
+
+
+def memmap_permuted(images: Images, labels: np.ndarray, folder: Path, workers: int) -> Epoch:
+    return memmap(images, labels, folder, workers, permuted=True)
 
 
 def imagefolder(images: Images, labels: np.ndarray, folder: Path, workers: int) -> Epoch:
@@ -201,6 +207,7 @@ PEERS: dict[str, tuple[Callable[[Images, np.ndarray, Path, int], Epoch], int]] =
     "FFCV raw, random resized crop": (ffcv_resized, 1),
     "FFCV raw, random resized crop, 2 workers": (ffcv_resized, 2),
     "np.memmap + DataLoader, 2 workers": (memmap, 2),
+    "np.memmap, permuted, + DataLoader, 2 workers": (memmap_permuted, 2),
     "LitData raw, 2 workers": (litdata, 2),
     "WebDataset raw, 2 workers": (webdataset, 2),
     "torchvision ImageFolder + DataLoader, 2 workers": (imagefolder, 2),

@@ -47,7 +47,6 @@ def test_a_cold_store_is_in_memory_afterwards(store, monkeypatch, refused):
     split = open_store(store)["train"]
     evict(split)
     if refused:  # an old kernel
-        monkeypatch.setattr(page_cache, "MADV_POPULATE_READ", 9999)
         monkeypatch.setattr(page_cache, "MADV_HUGEPAGE", 9999)
     result = warm(store, quiet=True)["train"]
     assert (result["chunk_files_read"], result["chunk_files"]) == (8, 8)
