@@ -194,7 +194,8 @@ def _text(parts: Mapping[str, Part], class_ids: Iterable[str] | None) -> tuple[l
             more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
             raise UsageError(
                 f"{part.where(part.column.first(unknown[0]))}: class {unknown[0]!r}{more} isn't in {declared} "
-                f"({counted(len(ids), 'class', 'classes')}); correct it, or leave out the split"
+                f"({counted(len(ids), 'class', 'classes')}: {some([repr(name) for name in ids])}); correct it, or "
+                "leave out the split"
             )
         table = np.array([index[_alike(str(token))] for token in part.column.tokens], np.int32)
         labels[split] = _apply(table, part.column.codes)

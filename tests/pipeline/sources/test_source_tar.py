@@ -113,7 +113,7 @@ def test_duplicate_names_are_refused(tmp_path):
 
 
 def test_unknown_class_names_archive_and_member(tmp_path):
-    with pytest.raises(UsageError, match=r"x.tar: emu/1.jpg: class 'emu' isn't in train"):
+    with pytest.raises(UsageError, match=r"x.tar: emu/1.jpg: class 'emu' isn't in train \(1 class: 'cat'\)"):
         open_source(write_tar(tmp_path / "x.tar", "train/cat/1.jpg", "val/emu/1.jpg"))
 
 
