@@ -6,6 +6,7 @@ zarr-python writes every `zarr.json`, so that what we call a plain Zarr v3 hiera
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import warnings
@@ -43,7 +44,7 @@ def channel_statistics(sums: Sequence[int], squares: Sequence[int], num_pixels: 
         (num_pixels * square - total * total) / (255 * num_pixels) ** 2
         for total, square in zip(sums, squares, strict=True)
     ]
-    return mean, [value**0.5 for value in variance]
+    return mean, [math.sqrt(value) for value in variance]  # rounded alike everywhere, unlike `**`
 
 
 def root_attributes(

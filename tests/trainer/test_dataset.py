@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from bench.synthetic import random_store
-from stores import make_images, make_store
+from stores import as_format_1, make_images, make_store
 from torch.utils.data import ConcatDataset, DataLoader, default_collate
 
 from pipeline.commands.copy_store import copy_store
@@ -21,6 +21,7 @@ from pipeline.errors import StoreError, StoreNotFoundError, UsageError
 from pipeline.store.reader import open_store
 from trainer import dataset as dataset_module
 from trainer.dataset import RankPartitionedDataset
+from trainer.loader import Loader
 from trainer.order import crop_offsets, epoch_order
 from trainer.reading import collate as collate_module
 from trainer.reading.collate import KEPT_BATCHES, BatchMemory, Samples, collate
@@ -261,6 +262,20 @@ def test_a_compressed_store_is_refused(tmp_path):
     copy_store(path, tmp_path / "z", codec="zstd", quiet=True)
     with pytest.raises(UsageError, match="compressed .*pipeline copy .* --codec none"):
         RankPartitionedDataset(tmp_path / "z")
+
+
+@pytest.mark.parametrize("order", ["random", "windowed"])
+def test_a_store_of_format_1_serves_the_same(store, tmp_path, order):
+    old = as_format_1(shutil.copytree(store, tmp_path / "old.zarr"))
+    here, there = (RankPartitionedDataset(path, order=order, window=2, crop=7) for path in (store, old))
+    for i in range(len(here)):
+        assert here.slot(i) == there.slot(i)
+        assert torch.equal(here[i][0], there[i][0])
+        assert here[i][1] == there[i][1]
+    loaders = [Loader(data, batch_size=8) for data in (here, there)]
+    for (images, labels), (old_images, old_labels) in zip(*loaders, strict=True):
+        assert torch.equal(images, old_images)
+        assert torch.equal(labels, old_labels)
 
 
 def test_cold_data_is_asked_for_and_warm_data_is_not(store, monkeypatch):

@@ -231,3 +231,13 @@ def test_threads_are_no_more_than_the_cores_that_may_be_used(store: Path) -> Non
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "1"
+
+
+def test_std_may_differ_in_its_last_digit(store: Path) -> None:
+    def nudge(attrs: dict[str, Any], digits: float) -> None:
+        attrs["std"] = [np.nextafter(value, 1) * digits for value in attrs["std"]]
+
+    edit_attributes(store / "train" / "zarr.json", lambda attrs: nudge(attrs, 1))
+    assert check(store) == []
+    edit_attributes(store / "train" / "zarr.json", lambda attrs: nudge(attrs, 1 + 1e-12))
+    assert len(check(store)) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import re
+import shutil
 import struct
 import threading
 from collections.abc import Iterator
@@ -18,8 +19,9 @@ from folders import same_tree
 from stores import as_format_1, edit_attributes, make_images, make_store
 from zarr.storage import LocalStore, WrapperStore
 
-from pipeline.commands.copy_store import CODECS, copy_store
+from pipeline.commands.copy_store import CODECS, codec_arguments, copy_store
 from pipeline.commands.info import store_info
+from pipeline.commands.report import write_report
 from pipeline.commands.verify import verify
 from pipeline.errors import StoreError
 from pipeline.store.attributes import attributes_digest
@@ -229,6 +231,35 @@ def test_version_1_opens_and_verifies(store: Path, images: np.ndarray) -> None:
     assert store_info(store)["format_version"] == 1
     flip(train.chunk_path(2), 5)
     assert len(verify(store, quiet=True)["problems"]) == 1
+
+
+@pytest.mark.parametrize("codec", CODECS[1:])
+@pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in")
+def test_compressed_version_1_opens_and_becomes_version_2(
+    store: Path, tmp_path: Path, images: np.ndarray, codec: str
+) -> None:
+    copy_store(store, tmp_path / "same.zarr", quiet=True)
+    as_format_1(store)
+    for name in ("train", "val"):
+        folder = store / name / "images"
+        whole = zarr.open_array(folder, mode="r")
+        pixels, chunks = whole[...], whole.chunks
+        shutil.rmtree(folder)
+        array = zarr.create_array(
+            folder, shape=pixels.shape, chunks=chunks, dtype="uint8", fill_value=0, **codec_arguments(codec),
+            chunk_key_encoding={"name": "default", "separator": "."}, config={"write_empty_chunks": True},
+        )  # fmt: skip
+        array[...] = pixels
+    train = open_store(store)["train"]
+    assert not train.is_raw
+    assert np.array_equal(train.read_image(13), images[13])
+    assert verify(store, quiet=True)["problems"] == []
+    assert "data:image" in write_report(store).read_text()
+    copy_store(store, tmp_path / "c.zarr", quiet=True)
+    assert same_tree(tmp_path / "same.zarr", tmp_path / "c.zarr")
+    path = train.chunk_path(1)
+    path.write_bytes(path.read_bytes()[:-9])
+    assert [line.split(":")[0] for line in verify(store, quiet=True)["problems"]] == [str(path)]
 
 
 # Attributes
