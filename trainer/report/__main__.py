@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         args = parser.parse_args(arguments)
-        path = write_report(args.runs, args.out, lambda line: sys.stderr.write(f"note: {line}\n"))
+        path = write_report(args.runs, args.out, lambda line: sys.stderr.write(printable(f"note: {line}") + "\n"))
         sys.stdout.write(f"{path}\n")
     except Error as error:
         if "--debug" in arguments:

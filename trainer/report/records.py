@@ -8,6 +8,7 @@ import os
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,17 +74,19 @@ class RunRecord:
             steps = last["step"] // last["epoch"]
             total, warmup = config["epochs"] * steps, config["warmup_epochs"] * steps
             peak = config["lr"] * (start.get("global_batch") or config["global_batch"]) / 256
-            schedule = config.get("schedule", "cosine")
-            for line in self.epochs:
-                rate = learning_rate(line["step"] - 1, total, warmup, peak, schedule)
-                if not math.isclose(rate, line["lr"], rel_tol=1e-6):
-                    return [], []
+            rate = partial(
+                learning_rate,
+                total_steps=total,
+                warmup_steps=warmup,
+                peak=peak,
+                schedule=config.get("schedule", "cosine"),
+            )
+            if not all(math.isclose(rate(line["step"] - 1), line["lr"], rel_tol=1e-6) for line in self.epochs):
+                return [], []
         except (KeyError, TypeError, ZeroDivisionError):
             return [], []
         chosen = sorted({*thin_out(last["step"], most), *thin_out(min(last["step"], int(warmup) + 2), most // 8)})
-        return [(step + 1) / steps for step in chosen], [
-            learning_rate(step, total, warmup, peak, schedule) for step in chosen
-        ]
+        return [(step + 1) / steps for step in chosen], [rate(step) for step in chosen]
 
 
 def thin_out(num: int, most: int) -> list[int]:
