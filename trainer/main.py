@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Sequence
 
 from pipeline.errors import Error, StoreError, UsageError
+from pipeline.text import printable
 from trainer.config import Config
 from trainer.flags import parse
 
@@ -75,7 +76,7 @@ def _run(config: Config) -> None:
 
     def say(line: str) -> None:
         if ranks.rank == 0:
-            tqdm.write(line)
+            tqdm.write(printable(line))
             sys.stdout.flush()
 
     if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) and SHARED_STORE not in os.environ:
@@ -103,7 +104,7 @@ def _report(error: Exception, rank: int, debug: bool) -> int:
         time.sleep(GRACE_SECONDS)
     if debug:
         traceback.print_exc()
-    print(f"trainer{f', rank {rank}' if rank else ''}: {text}", file=sys.stderr, flush=True)  # noqa: T201
+    print(printable(f"trainer{f', rank {rank}' if rank else ''}: {text}"), file=sys.stderr, flush=True)  # noqa: T201
     return code
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import sys
@@ -28,9 +29,16 @@ if TYPE_CHECKING:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Most memory used so far: allocated on the accelerator, or the process's resident set on the CPU."""
+    """Most memory allocated so far on a GPU; on the CPU what the process holds now beside the files that it maps.
+
+    Of pages of mapped files, such as the store's, the kernel frees those that others need. (macOS: the largest resident
+    set so far.)
+    """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    with contextlib.suppress(OSError):
+        fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        return sum(int(fields[name].split()[0]) for name in ("RssAnon", "RssShmem")) * 1024
     try:
         import resource
     except ImportError:  # Windows
@@ -156,13 +164,13 @@ def open_reports(run: TrainingRun, folder: RunFolder, checkpoint: Path | None) -
     return Metrics(out, state.epoch, state.step, run.total_steps, run.say)
 
 
-def describe_run(run: TrainingRun) -> list[str]:
-    """What a run will do, in lines for people."""
+def describe_run(run: TrainingRun, out: Path) -> list[str]:
+    """What a run will do, in lines for people; `out` is its folder."""
     config, batching, data = run.config, run.batching, run.loaders[0].data
     ranks, classes = run.ranks.world_size, len(run.setup.class_ids)
     model = (
         f"{config.model}: {sum(p.numel() for p in run.raw.parameters()):,} parameters, "
-        f"{counted(classes, 'class', 'classes')}; {ranks} x {run.device.type}"
+        f"{counted(classes, 'class', 'classes')}; {ranks} x {run.device.type}; output in {out}"
     )
     steps = (
         f"global batch {batching.global_batch:,} = {counted(ranks, 'rank')} x "
@@ -171,6 +179,8 @@ def describe_run(run: TrainingRun) -> list[str]:
         f"epoch, {run.total_steps:,} in all"
     )
     lines = [model, steps]
+    if config.resume == "auto" and run.state.step == 0:
+        lines.insert(0, f"note: {out}: no checkpoint there; this run starts afresh")
     if config.augment == "crop" and not config.pad and data.crop_shape == data.split.image_shape:
         lines.append("note: crops are whole images, only flips vary them; --pad or a larger store gains accuracy")
     return lines

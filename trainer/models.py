@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import pickle
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +58,18 @@ def build_model(name: str, num_classes: int, size: int) -> nn.Module:
 
 
 @torch.no_grad()
-def check_size(model: nn.Module, name: str, size: int) -> None:
-    """Raise UsageError unless the model takes images of that size."""
+def check_size(model: nn.Module, name: str, size: int, batch_size: int = 2) -> None:
+    """Raise UsageError unless the model takes images of that size, and can be trained on batches of that size."""
+    image = torch.zeros(1, 3, size, size, device=next(model.parameters()).device)
     try:
-        model.eval()(torch.zeros(1, 3, size, size, device=next(model.parameters()).device))
+        model.eval()(image)
     except (RuntimeError, AssertionError, ValueError) as error:
         raise _refused_size(name, size, error) from error
+    try:
+        if batch_size == 1:
+            deepcopy(model).train()(image)
+    except ValueError as error:  # batch norm of a single value
+        raise UsageError(f"--model {name}: can't train on 1 sample per rank and step; give 2 or more") from error
 
 
 def _refused_size(name: str, size: int, error: Exception) -> UsageError:

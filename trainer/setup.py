@@ -131,7 +131,7 @@ class TrainingSetup:
         size = min(data.crop_shape[:2])
         if config.pad >= size:
             raise UsageError(f"--pad {config.pad}: must be below the {size} pixels of the images that are trained on")
-        check_size(self.model, config.model, stage.crop or size)
+        check_size(self.model, config.model, stage.crop or size, 2 if config.sync_bn else batching.batch_size)
         if batching.global_batch > data.num_samples:
             share = 1 << (data.num_samples // ranks.world_size).bit_length() - 1  # of a rank; the Dataset has one each
             also = f" --batch-size {share}" if config.batch_size and share % config.batch_size else ""

@@ -67,9 +67,8 @@ def train(config: Config, ranks: Ranks, device: torch.device, say: Callable[[str
             return
         for loader in run.loaders:
             stack.callback(loader.close)
-        for line in describe_run(run):
+        for line in describe_run(run, out):
             say(line)
-        say(f"output in {out}")
         stack.enter_context(run.signals)  # until curves are drawn
         if folder:
             try:

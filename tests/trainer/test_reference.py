@@ -13,6 +13,7 @@ import reference
 import torch
 import torch.multiprocessing as mp
 from stores import make_store
+from torch.nn.parallel import DistributedDataParallel
 from training_runs import checkpoint, free_ports, metrics, quadrant_images
 
 from trainer import networks
@@ -47,7 +48,7 @@ CASES: dict[str, dict[str, Any]] = {
     "schedule": {"schedule": "linear"},
     "label_smoothing": {"label_smoothing": 0.0},
     "clip_grad": {"clip_grad": 0.05},
-    "ema": {"ema": 0.9},
+    "ema": {**RESNET, "ema": 0.9},
     "crop": {**RESNET, "crop": 8, "eval_crop": 12},
     "eval_crop": {**RESNET, "crop": 8, "eval_crop": 11},
     "pad": {"pad": 2},
@@ -222,10 +223,19 @@ def job(rank: int, folder: Path, port: int) -> None:
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1")
     os.environ["MASTER_PORT"] = str(port)
     ranks = Ranks(rank, rank, 2, 2)
+    synced, forward = [], DistributedDataParallel.forward
+
+    def noted(self: DistributedDataParallel, *args: Any) -> Any:
+        synced.append(self.require_backward_grad_sync)
+        return forward(self, *args)
+
+    DistributedDataParallel.forward = noted  # type: ignore[method-assign]
     with process_group(ranks, torch.device("cpu"), 120):
         for name in TWO_RANKS:
             config = config_of(CASES[name], folder, folder / name)
             train(config, ranks, torch.device("cpu"), lambda line: None)
+            (folder / f"synced-{name}-{rank}").write_text(" ".join(map(str, synced)))
+            synced.clear()
 
 
 @pytest.fixture(scope="module")
@@ -238,3 +248,9 @@ def two_ranks(folder: Path) -> Path:
 def test_two_ranks_do_what_plain_torch_does(name: str, two_ranks: Path) -> None:
     config = config_of(CASES[name], two_ranks, two_ranks / name)
     assert_as_reference(config, two_ranks / name, world_size=2)
+
+
+def test_gradients_are_exchanged_once_a_step(two_ranks: Path) -> None:
+    for rank in (0, 1):
+        synced = (two_ranks / f"synced-data-{rank}").read_text().split()  # two micro-steps each
+        assert synced == ["False", "True"] * 16

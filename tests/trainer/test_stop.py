@@ -22,7 +22,10 @@ except Stopped as stopped:
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+SIGNALS = [getattr(signal, f"SIG{name}") for name in ("TERM", "INT", "HUP", "USR1", "USR2", "XCPU")]
+
+
+@pytest.mark.parametrize("number", SIGNALS)
 def test_signals_are_noted_and_handlers_come_back(number: signal.Signals) -> None:
     def handler(*_: object) -> None:
         raise AssertionError("the handler of before")

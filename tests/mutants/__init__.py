@@ -1,0 +1,1 @@
+"""Deliberate faults of trainer/, each of which some test must notice."""
