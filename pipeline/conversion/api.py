@@ -14,10 +14,10 @@ from pipeline.conversion.commit import Report, folder_errors
 from pipeline.conversion.names import check_split_name, store_paths
 from pipeline.conversion.options import ConvertOptions
 from pipeline.conversion.plan import make_plan
-from pipeline.conversion.preflight import describe, estimate
+from pipeline.conversion.preflight import check_space, describe, estimate, needs
 from pipeline.conversion.run import Conversion
 from pipeline.conversion.workdir import Workspace
-from pipeline.errors import UsageError
+from pipeline.errors import Error, UsageError
 from pipeline.image.resize import software_versions
 from pipeline.progress import say
 from pipeline.sources import open_source
@@ -84,6 +84,10 @@ def convert(src: Any, dst: str | os.PathLike[str], **options: Any) -> Report:
     describe(found, plans, geometries, stores, quiet=quiet)
     if chosen.dry_run:
         estimate(plans, geometries, chosen.decode, chosen.n_jobs, quiet=quiet)
+        try:
+            check_space(needs(plans, job.stores, overwrite=chosen.overwrite))
+        except Error as error:
+            say(f"warning: it won't fit: {error}")
         return Report(stores)
     with folder_errors(workspaces[0].path), backend(chosen.backend, chosen.scheduler):
         return job.run(chosen.backend, chosen.n_jobs, chosen.on_error, chosen.overwrite)
@@ -99,7 +103,10 @@ def _check_apart(src: Any, workspaces: Sequence[Workspace]) -> None:
     """Raise UsageError where a store would lie in its own source: the next conversion would take it for images."""
     if isinstance(src, str) and not src.strip():
         raise UsageError("SRC is empty; give a folder, an archive or a file of images")
-    if isinstance(src, str | os.PathLike) and os.path.isdir(src):
+    if isinstance(src, str | os.PathLike) and os.path.exists(src):
+        source = Path(src).resolve()
         for workspace in workspaces:
-            if Path(src).resolve() in workspace.dst.resolve().parents:
-                raise UsageError(f"{workspace.dst}: inside SRC {os.fspath(src)}; choose a DST outside of it")
+            if source in workspace.dst.resolve().parents:
+                raise UsageError(f"{workspace.dst}: inside SRC {source}; choose a DST outside of it")
+            if not {workspace.dst.resolve(), workspace.path.resolve()}.isdisjoint([source, *source.parents]):
+                raise UsageError(f"SRC {source}: inside DST {workspace.dst}, or in its work folder; choose another DST")

@@ -52,6 +52,8 @@ def run_chunks(task: ChunkTask, job: SplitJob, live: Liveness, backend: str, n_j
             alone = sorted(left & set().union(*found))
             if not alone:
                 raise
+            if len(left) == len(alone) + 1:  # a single job would be run by this process
+                alone = sorted(left)
             numbers = ", ".join(map(str, alone))
             say(f"{job.plan.split}: a worker process died; converting again, one by one: chunk {numbers}")
         for chunk in sorted(left.difference(alone)):  # finished, but the result was lost

@@ -22,7 +22,7 @@ from pipeline.store.geometry import Geometry
 from pipeline.text import counted, duration
 
 ESTIMATE_SECONDS = 3.0
-SMALL_FILES = 16  # metadata and small arrays of a split, and room for temp files
+SMALL_FILES = 40  # folders, metadata and small arrays of a split, locks, and room for temp files
 """Files beside a split's chunks."""
 BLOCK_BYTES = 4096  # of most file systems
 ENTRY_BYTES = 64  # of a file in a folder

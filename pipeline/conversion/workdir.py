@@ -247,13 +247,15 @@ class Liveness:
             _unlink(Path(file))
 
 
-def _entries(folder: str | os.PathLike[str]) -> Iterator[os.DirEntry[str]]:
+def _entries(folder: str | os.PathLike[str]) -> list[os.DirEntry[str]]:
     """Everything below a folder, as far as it is there; links aren't followed."""
-    with contextlib.suppress(FileNotFoundError):
-        for entry in os.scandir(folder):
-            yield entry
+    found = []
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            found.append(entry)
             if entry.is_dir(follow_symlinks=False):
-                yield from _entries(entry.path)
+                found += _entries(entry.path)
+    return found
 
 
 def _is_at(fd: int, path: Path) -> bool:

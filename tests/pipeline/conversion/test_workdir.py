@@ -36,7 +36,7 @@ def test_a_foreign_work_folder_is_left_alone(source: Path, tmp_path: Path) -> No
 def test_a_source_named_like_the_work_folder_is_kept(source: Path, tmp_path: Path) -> None:
     before = tree(source)
     named = source.rename(tmp_path / "a.zarr.work")
-    assert "is not a work folder" in refusal(named, tmp_path / "a.zarr")
+    assert "in its work folder" in refusal(named, tmp_path / "a.zarr")
     assert tree(named) == before
 
 
