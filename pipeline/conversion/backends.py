@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import logging
 import os
 import signal
@@ -63,8 +62,7 @@ def end_with_parent(parent_pid: int) -> None:
     is interrupted itself may say so with a traceback.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if "PYTHONFAULTHANDLER" not in os.environ:
-        faulthandler.disable()  # loky turns it on; what a worker died of is found and said otherwise
+    os.environ.setdefault("PYTHONFAULTHANDLER", "0")  # no stacks on the terminal; what a worker died of is found out
 
     def watch() -> None:
         while os.getppid() == parent_pid:

@@ -140,7 +140,7 @@ def test_a_stopped_conversion_says_what_is_kept(
     ("stop", "codes", "times"),
     [
         (kill_parent, {-9}, 10),
-        (kill_worker, {1}, 6),
+        (kill_worker, {0}, 6),
         (terminate, {143}, 6),
         (interrupt_twice, {130, -2}, 6),
     ],
