@@ -26,7 +26,7 @@ from pipeline.errors import Error
 from pipeline.progress import say
 
 CHANCE_DEATHS = 3
-"""So many deaths of the process for one chunk may be at different samples, and so have another cause."""
+"""So many deaths are borne that no sample explains, such as kills from outside."""
 
 
 def run_chunks(task: ChunkTask, job: SplitJob, live: Liveness, backend: str, n_jobs: int) -> Iterator[ChunkResult]:
@@ -35,7 +35,7 @@ def run_chunks(task: ChunkTask, job: SplitJob, live: Liveness, backend: str, n_j
     Raises:
         Error: workers die, but not of a sample; or whatever a chunk raised.
     """
-    left = set(job.todo)
+    left, idle_deaths = set(job.todo), 0
     alone = job.suspects if backend == "loky" and min(effective_n_jobs(n_jobs), len(left)) == 1 else []
     while left:
         for chunk in alone:
@@ -50,12 +50,13 @@ def run_chunks(task: ChunkTask, job: SplitJob, live: Liveness, backend: str, n_j
             task = dataclasses.replace(task, name=live.name, liveness_files=live.files)
             found = [work.remove_temps(store.live()) for (store, _), work in zip(job.stores, job.works, strict=True)]
             alone = sorted(left & set().union(*found))
-            if not alone:
+            idle_deaths = 0 if alone else idle_deaths + 1
+            if idle_deaths == CHANCE_DEATHS:
                 raise
             if len(left) == len(alone) + 1:  # a single job would be run by this process
                 alone = sorted(left)
-            numbers = ", ".join(map(str, alone))
-            say(f"{job.plan.split}: a worker process died; converting again, one by one: chunk {numbers}")
+            what = f", chunk {', '.join(map(str, alone))} in a process of its own" if alone else ""
+            say(f"{job.plan.split}: a worker process died; going on{what}")
         for chunk in sorted(left.difference(alone)):  # finished, but the result was lost
             if all(read_receipt(work, chunk) for work in job.works):
                 left.discard(chunk)
