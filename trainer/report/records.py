@@ -74,13 +74,8 @@ class RunRecord:
             steps = last["step"] // last["epoch"]
             total, warmup = config["epochs"] * steps, config["warmup_epochs"] * steps
             peak = config["lr"] * (start.get("global_batch") or config["global_batch"]) / 256
-            rate = partial(
-                learning_rate,
-                total_steps=total,
-                warmup_steps=warmup,
-                peak=peak,
-                schedule=config.get("schedule", "cosine"),
-            )
+            form = config.get("schedule", "cosine")
+            rate = partial(learning_rate, total_steps=total, warmup_steps=warmup, peak=peak, schedule=form)
             if not all(math.isclose(rate(line["step"] - 1), line["lr"], rel_tol=1e-6) for line in self.epochs):
                 return [], []
         except (KeyError, TypeError, ZeroDivisionError):

@@ -157,6 +157,7 @@ def test_samples_are_real_and_never_bad(store: Path, labels: np.ndarray) -> None
         slot = int(key[6:12])
         slots.append(slot)
         assert item.find("b")[0].text == f"class{labels[slot]:03d}"
+        assert item.find("b")[0].attributes["title"] == f"class{labels[slot]:03d}"
         (image,) = item.find("img")
         assert image.attributes["alt"] == f"class{labels[slot]:03d}: {key}"
         assert image.attributes["title"] == f"slot {slot}, originally 8 × 8"
