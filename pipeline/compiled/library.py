@@ -56,11 +56,9 @@ RESIZE = Library(
     "pillow-simd-resize",
     ("Python.h", "resize.c"),
     {
-        "simd_resize": (
-            *(_int, _pointer, _int, _int, *[_float] * 4, *[_int] * 4),
-            *(_pointer, ctypes.c_ssize_t, _pointer),
-        ),
-        "simd_resize_scratch": (_size, _int, _int, _int),
+        "simd_weights": (_int, _int, _float, _float, _int, _int, _pointer, _pointer, _size, _pointer),
+        "simd_resize": (_int, _pointer, _size, _pointer, _pointer, *[_int] * 3, _pointer, ctypes.c_ssize_t),
+        "simd_cut": (_int, _pointer, _size, *[_int] * 3, _pointer, ctypes.c_ssize_t),
         "simd_resize_instructions": (ctypes.c_char_p,),
         "simd_channel_sums": (None, _pointer, _size, _int, _pointer),
     },

@@ -33,11 +33,44 @@ simd_resize_instructions(void) {
 #endif
 }
 
-/* Bytes of scratch memory for one call of simd_resize. */
-EXPORT size_t
-simd_resize_scratch(int width, int height, int out_width) {
-    /* the filter may span all rows */
-    return (size_t)height * sizeof(INT32 *) + ((size_t)out_width + 4 * (size_t)width + (size_t)height * out_width) * 4;
+/* The filter weights that make out_size pixels of in_size along one axis, from `start` to `end`.
+
+filter: PIL's number. bounds: 2 * out_size numbers, for each pixel the first of its source pixels, counted from the
+first one that is used at all, and how many they are. weights: out_size * K numbers, of which `room` have room. used:
+the first source pixel, the number of source pixels from it to the last one, and the binary digits of a weight behind
+the point. Returns K, the weights per pixel; 0 where memory or room is short. */
+EXPORT int
+simd_weights(
+    int in_size, float start, float end, int out_size, int filter, int *bounds, INT16 *weights, size_t room, int *used
+) {
+    struct filter *kernels[] = {
+        [IMAGING_TRANSFORM_BOX] = &BOX,
+        [IMAGING_TRANSFORM_BILINEAR] = &BILINEAR,
+        [IMAGING_TRANSFORM_BICUBIC] = &BICUBIC,
+        [IMAGING_TRANSFORM_LANCZOS] = &LANCZOS,
+    };
+    int *all_bounds;
+    double *all_weights;
+    int count = precompute_coeffs(in_size, start, end, out_size, kernels[filter], &all_bounds, &all_weights);
+    if (!count) {
+        return 0;
+    }
+    if ((size_t)out_size * count > room) {
+        count = 0;
+    } else {
+        const int first = all_bounds[0];
+        used[0] = first;
+        used[1] = all_bounds[out_size * 2 - 2] + all_bounds[out_size * 2 - 1] - first;
+        used[2] = normalize_coeffs_8bpc(out_size, count, all_weights);
+        memcpy(weights, all_weights, (size_t)out_size * count * sizeof(INT16));
+        for (int x = 0; x < out_size; x++) {
+            bounds[x * 2] = all_bounds[x * 2] - first;
+            bounds[x * 2 + 1] = all_bounds[x * 2 + 1];
+        }
+    }
+    free(all_bounds);
+    free(all_weights);
+    return count;
 }
 
 /* `pixels` of three bytes to four; the fourth is 0. Reads and writes nothing beyond them. */
@@ -77,124 +110,99 @@ narrow(uint8_t *out, const uint8_t *in, int pixels, int channels) {
     }
 }
 
+/* One axis of a resize: what simd_weights made, K, and whether anything is to be done along it. */
+struct axis {
+    const int *bounds;
+    const INT16 *weights;
+    int count, first, length, precision, changes;
+};
+
+/* `height` rows of `width` pixels out of an image without a change, rows `stride` bytes apart. */
+EXPORT int
+simd_cut(
+    const uint8_t *pixels, size_t stride, int width, int height, int channels, uint8_t *out, ptrdiff_t out_stride
+) {
+    uint8_t *line = malloc((size_t)width * 4);
+    if (!line) {
+        return 1;
+    }
+    for (int y = 0; y < height; y++) {
+        widen(line, pixels + y * stride, width);
+        narrow(out + y * out_stride, line, width, channels);
+    }
+    free(line);
+    return 0;
+}
+
 /* Resize a part of an image.
 
-pixels: height rows of width * 3 bytes. box: left, top, right, bottom, inside the image. filter: PIL's number. out:
-out_height rows of out_width * channels bytes (3 or 1), out_stride bytes apart. scratch: simd_resize_scratch bytes,
-aligned to 8. Returns 0; 1 for a filter that isn't known; 2 where memory is short. */
+pixels: rows of three bytes a pixel, `stride` bytes apart. out: out_height rows of out_width * channels bytes (3 or 1),
+out_stride bytes apart. Returns 0, or 1 where memory is short. */
 EXPORT int
 simd_resize(
-    const uint8_t *pixels, int width, int height, float left, float top, float right, float bottom, int filter,
-    int out_width, int out_height, int channels, uint8_t *out, ptrdiff_t out_stride, uint8_t *scratch
+    const uint8_t *pixels, size_t stride, const struct axis *x, const struct axis *y, int out_width, int out_height,
+    int channels, uint8_t *out, ptrdiff_t out_stride
 ) {
-    struct filter *kernel;
-    struct ImagingMemoryInstance source = {0}; /* of the vertical pass */
-    int *bounds_x, *bounds_y, ksize_x, ksize_y, y;
-    double *kk_x, *kk_y;
-    const size_t stride = (size_t)width * 3;
-    INT32 **rows = (INT32 **)scratch;        /* what the vertical pass reads */
-    UINT32 *line = (UINT32 *)(rows + height); /* one finished row */
-    UINT32 *wide = line + out_width;         /* four source rows */
-    UINT32 *temp = wide + 4 * (size_t)width; /* a ring of rows, resized horizontally */
-
-    switch (filter) {
-        case IMAGING_TRANSFORM_BOX:
-            kernel = &BOX;
-            break;
-        case IMAGING_TRANSFORM_BILINEAR:
-            kernel = &BILINEAR;
-            break;
-        case IMAGING_TRANSFORM_BICUBIC:
-            kernel = &BICUBIC;
-            break;
-        case IMAGING_TRANSFORM_LANCZOS:
-            kernel = &LANCZOS;
-            break;
-        default:
-            return 1;
-    }
-    if (left == (int)left && top == (int)top && right - left == out_width && bottom - top == out_height) {
-        for (y = 0; y < out_height; y++) { /* only a cut */
-            widen((uint8_t *)line, pixels + ((size_t)top + y) * stride + (size_t)left * 3, out_width);
-            narrow(out + y * out_stride, (uint8_t *)line, out_width, channels);
-        }
-        return 0;
-    }
-
-    ksize_x = precompute_coeffs(width, left, right, out_width, kernel, &bounds_x, &kk_x);
-    if (!ksize_x) {
-        return 2;
-    }
-    ksize_y = precompute_coeffs(height, top, bottom, out_height, kernel, &bounds_y, &kk_y);
-    if (!ksize_y) {
-        free(bounds_x);
-        free(kk_x);
-        return 2;
-    }
-    const int horizontal = out_width != width || left || right != out_width;
-    const int vertical = out_height != height || top || bottom != out_height;
-    const int first_row = bounds_y[0];
-    const int num_rows = bounds_y[out_height * 2 - 2] + bounds_y[out_height * 2 - 1] - first_row;
-    /* Only these columns are widened; `wide` is addressed as if all were there. */
-    const int first = bounds_x[0];
-    const int last = bounds_x[out_width * 2 - 2] + bounds_x[out_width * 2 - 1];
-
     /* The vertical pass follows the horizontal one closely, so that all between them stays in the nearest cache: a ring
     of as many rows as the vertical filter spans, and the up to four that are made at once. */
-    const int ring = num_rows < ksize_y + 4 ? num_rows : ksize_y + 4;
-    for (y = 0; y < num_rows; y++) {
-        rows[y] = (INT32 *)(temp + (size_t)(y % ring) * out_width);
+    const int num_rows = y->length, ring = num_rows < y->count + 4 ? num_rows : y->count + 4;
+    const size_t row_pixels = x->changes ? (size_t)out_width : (size_t)x->length;
+    const size_t scratch_pixels = out_width + 4 * (size_t)x->length + ring * row_pixels + 16;
+    INT32 **rows = malloc(num_rows * sizeof(INT32 *) + scratch_pixels * 4); /* what the vertical pass reads */
+    if (!rows) {
+        return 1;
     }
+    UINT32 *line = (UINT32 *)(rows + num_rows); /* one finished row */
+    UINT32 *w0 = line + out_width, *w1 = w0 + x->length, *w2 = w1 + x->length, *w3 = w2 + x->length; /* source rows */
+    UINT32 *made_rows = w3 + x->length;
+    for (int row = 0; row < num_rows; row++) {
+        rows[row] = (INT32 *)(made_rows + (row % ring) * row_pixels);
+    }
+    struct ImagingMemoryInstance source = {0};
     source.xsize = out_width;
     source.image32 = rows;
-    pixels += (size_t)first_row * stride;
-    const int precision_x = normalize_coeffs_8bpc(out_width, ksize_x, kk_x);
-    const int precision_y = normalize_coeffs_8bpc(out_height, ksize_y, kk_y);
-    UINT32 *w0 = wide, *w1 = w0 + width, *w2 = w1 + width, *w3 = w2 + width;
+    pixels += y->first * stride + (size_t)x->first * 3;
     int made = 0;
-    for (y = 0; y < out_height; y++) {
-        const int top_row = vertical ? bounds_y[y * 2] - first_row : y;
-        const int count = vertical ? bounds_y[y * 2 + 1] : 1;
-        while (made < top_row + count) {
-            const uint8_t *in = pixels + made * stride + first * 3;
-            if (!horizontal) {
-                widen((uint8_t *)rows[made], pixels + made * stride, width);
+    for (int out_row = 0; out_row < out_height; out_row++) {
+        const int top = y->changes ? y->bounds[out_row * 2] : out_row;
+        const int count = y->changes ? y->bounds[out_row * 2 + 1] : 1;
+        while (made < top + count) {
+            const uint8_t *in = pixels + made * stride;
+            if (!x->changes) {
+                widen((uint8_t *)rows[made], in, x->length);
                 made += 1;
             } else if (made + 4 <= num_rows) {
                 /* The rows after these come from a far cache while these are worked on. */
                 for (size_t at = 0; at < 4 * stride; at += 64) {
                     _mm_prefetch((const char *)in + 4 * stride + at, _MM_HINT_T0);
                 }
-                widen((uint8_t *)(w0 + first), in, last - first);
-                widen((uint8_t *)(w1 + first), in + stride, last - first);
-                widen((uint8_t *)(w2 + first), in + 2 * stride, last - first);
-                widen((uint8_t *)(w3 + first), in + 3 * stride, last - first);
+                widen((uint8_t *)w0, in, x->length);
+                widen((uint8_t *)w1, in + stride, x->length);
+                widen((uint8_t *)w2, in + 2 * stride, x->length);
+                widen((uint8_t *)w3, in + 3 * stride, x->length);
                 ImagingResampleHorizontalConvolution8u4x(
                     (UINT32 *)rows[made], (UINT32 *)rows[made + 1], (UINT32 *)rows[made + 2], (UINT32 *)rows[made + 3],
-                    w0, w1, w2, w3, out_width, bounds_x, (INT16 *)kk_x, ksize_x, precision_x
+                    w0, w1, w2, w3, out_width, (int *)x->bounds, (INT16 *)x->weights, x->count, x->precision
                 );
                 made += 4;
             } else {
-                widen((uint8_t *)(w0 + first), in, last - first);
+                widen((uint8_t *)w0, in, x->length);
                 ImagingResampleHorizontalConvolution8u(
-                    (UINT32 *)rows[made], w0, out_width, bounds_x, (INT16 *)kk_x, ksize_x, precision_x
+                    (UINT32 *)rows[made], w0, out_width, (int *)x->bounds, (INT16 *)x->weights, x->count, x->precision
                 );
                 made += 1;
             }
         }
-        uint8_t *row = (uint8_t *)rows[top_row];
-        if (vertical) {
+        uint8_t *row = (uint8_t *)rows[top];
+        if (y->changes) {
             row = (uint8_t *)line;
             ImagingResampleVerticalConvolution8u(
-                line, &source, top_row, count, (INT16 *)kk_y + y * ksize_y, precision_y
+                line, &source, top, count, (INT16 *)y->weights + out_row * y->count, y->precision
             );
         }
-        narrow(out + y * out_stride, row, out_width, channels);
+        narrow(out + out_row * out_stride, row, out_width, channels);
     }
-    free(bounds_x);
-    free(kk_x);
-    free(bounds_y);
-    free(kk_y);
+    free(rows);
     return 0;
 }
 

@@ -10,9 +10,10 @@ Where it can't be built Pillow resizes, too: slower, and pixels differ by 1 or 2
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import importlib.metadata
-import threading
+import math
 
 import numpy as np
 import PIL
@@ -20,6 +21,8 @@ from PIL import Image, features
 
 from pipeline.compiled.library import RESIZE, installed, load
 
+MOST_CACHED = 1 << 10
+"""Weights of longer axes are not kept: they take much memory, and little time beside the decoding."""
 Box = tuple[float, float, float, float]
 
 
@@ -47,11 +50,34 @@ def software_versions() -> dict[str, str]:
     return versions
 
 
-class _Scratch(threading.local):
-    memory = np.empty(0, np.uint8)
+class _Axis(ctypes.Structure):
+    """What `simd_weights` makes of one axis, and whether anything changes along it."""
+
+    _fields_ = (
+        ("bounds", ctypes.c_void_p),
+        ("weights", ctypes.c_void_p),
+        *((name, ctypes.c_int) for name in ("count", "first", "length", "precision", "changes")),
+    )
 
 
-_scratch = _Scratch()
+@functools.lru_cache(512)  # photographs come in few sizes
+def _axis(in_size: int, start: float, end: float, out_size: int, filter_name: str) -> _Axis:
+    """The filter's weights that make `out_size` pixels of the source's from `start` to `end`."""
+    most = (
+        2 * math.ceil(3 * max(1, (end - start) / out_size)) + 3
+    )  # weights of a pixel; a filter spans up to 3 to a side
+    bounds, used = np.empty(2 * out_size, np.int32), np.empty(3, np.int32)
+    weights = np.empty(most * out_size + 16, np.int16)  # 16 more, because C reads several at once
+    count = load(RESIZE)[0].simd_weights(  # type: ignore[union-attr] # its only caller has the library
+        *(in_size, start, end, out_size, Image.Resampling[filter_name.upper()]),
+        *(bounds.ctypes.data, weights.ctypes.data, most * out_size, used.ctypes.data),
+    )
+    if not count:
+        raise MemoryError("no memory for the weights of a resize")
+    changes = out_size != in_size or start != 0 or end != out_size
+    axis = _Axis(bounds.ctypes.data, weights.ctypes.data, count, *used.tolist(), changes)
+    axis.arrays = bounds, weights  # kept as long as C is given their addresses
+    return axis
 
 
 def resize_into(pixels: np.ndarray, box: Box, size: tuple[int, int], filter_name: str, out: np.ndarray) -> None:
@@ -66,7 +92,7 @@ def resize_into(pixels: np.ndarray, box: Box, size: tuple[int, int], filter_name
 
     Raises:
         ValueError: an array or a box that isn't so.
-        MemoryError: no memory for the coefficients.
+        MemoryError: no memory for weights and rows.
     """
     library = load(RESIZE)[0]
     if library is None:
@@ -89,15 +115,19 @@ def resize_into(pixels: np.ndarray, box: Box, size: tuple[int, int], filter_name
     ):
         shapes = f"{pixels.dtype} {pixels.shape} to {out.dtype} {out.shape}, {size}"
         raise ValueError(f"can't resize {shapes}, box {box}: see resize_into for what the arrays must be")
-    num_bytes = library.simd_resize_scratch(width, height, size[0])
-    if len(_scratch.memory) < num_bytes:
-        _scratch.memory = np.empty(num_bytes, np.uint8)
-    code = library.simd_resize(
-        *(pixels.ctypes.data, width, height, left, top, right, bottom, Image.Resampling[filter_name.upper()]),
-        *(size[0], size[1], channels, out.ctypes.data, out.strides[0], _scratch.memory.ctypes.data),
-    )
+    left, top, right, bottom = (ctypes.c_float(edge).value for edge in box)  # as PIL rounds a box
+    target = (channels, out.ctypes.data, out.strides[0])
+    is_cut = (left, top) == (int(left), int(top)) and (right - left, bottom - top) == size
+    if is_cut and left + size[0] <= width and top + size[1] <= height:  # not so where rounding moved a far edge
+        start = pixels.ctypes.data + (int(top) * width + int(left)) * 3
+        code = library.simd_cut(start, width * 3, *size, *target)
+    else:
+        make_axis = _axis if max(width, height) <= MOST_CACHED else _axis.__wrapped__
+        x = make_axis(width, left, right, size[0], filter_name)
+        y = make_axis(height, top, bottom, size[1], filter_name)
+        code = library.simd_resize(pixels.ctypes.data, width * 3, ctypes.byref(x), ctypes.byref(y), *size, *target)
     if code:
-        raise MemoryError("no memory for the coefficients of a resize")
+        raise MemoryError("no memory for the rows of a resize")
 
 
 def resize_with_pillow(pixels: np.ndarray, box: Box, size: tuple[int, int], filter_name: str, out: np.ndarray) -> None:

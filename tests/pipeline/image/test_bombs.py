@@ -126,3 +126,19 @@ def test_too_little_memory_is_a_bad_sample(monkeypatch: pytest.MonkeyPatch, wher
     Image.new("RGB", (10, 10)).save(buffer, "PNG")
     data = np.zeros((4, 4), np.uint8) if where == "array_to_rgb" else buffer.getvalue()
     assert reason(data) == "out-of-memory"  # type: ignore[arg-type]
+
+
+def test_a_long_thin_picture_takes_no_more_memory_than_its_pixels() -> None:
+    code = """
+import resource
+import numpy as np
+from pipeline.image.decode import decode_into
+from pipeline.store.geometry import Geometry
+pixels, out = np.zeros((4_000_000, 1), np.uint8), np.empty((64, 64, 3), np.uint8)
+pixels[2_000_000:] = 200
+resource.setrlimit(resource.RLIMIT_AS, (700 << 20, 700 << 20))
+decode_into(pixels, [Geometry(64, fit="stretch")], [out])
+print(out[0, 0, 0], out[63, 63, 2])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.split() == ["0", "200"], done.stderr
