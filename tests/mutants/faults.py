@@ -7,6 +7,7 @@ from typing import NamedTuple
 REFERENCE = "tests/trainer/test_reference.py::"
 SETUP = "tests/trainer/test_setup.py::"
 TRAINING = "tests/trainer/test_training.py::"
+REPORT = "tests/trainer/report/test_run_report.py::"
 FOLDER = "tests/trainer/test_run_folder.py::"
 
 
@@ -196,6 +197,25 @@ MUTANTS = {
         "if error.exit_code >= 128:",
         "if True:",
         f"{SETUP}test_a_lone_error_is_said_without_waiting_for_others",
+    ),
+    # the run report
+    "stars-across-datasets": Mutant(
+        "report/page.py",
+        "if data == own and v is not None",
+        "if v is not None",
+        f"{REPORT}test_runs_on_different_data_are_not_ranked",
+    ),
+    "rates-one-step-late": Mutant(
+        "report/records.py",
+        'rate(line["step"] - 1)',
+        'rate(line["step"])',
+        f"{REPORT}test_learning_rate_shows_every_step_of_the_warm_up",
+    ),
+    "gaps-where-not-evaluated": Mutant(
+        "report/page.py",
+        'if key.startswith("val_"):',
+        "if False:",
+        f"{REPORT}test_epochs_without_evaluation_are_no_gap",
     ),
 }
 """Name -> fault."""
