@@ -23,7 +23,7 @@ from pipeline.text import counted, printable
 MAX_CLASSES = 1_000_000
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
 _DECIMAL = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
-_MISSING = frozenset(("nan", "na", "n/a", "none", "null", "?"))
+_MISSING = frozenset(("nan", "na", "n/a", "none", "null", "?", "inf", "-inf"))
 _DIGITS = 18  # more don't fit into an int64
 
 

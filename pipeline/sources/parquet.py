@@ -72,7 +72,7 @@ class ParquetSource(Indexed):
             path = self.files[int(self.group_file[group])]
             try:
                 with _opened(path) as file:
-                    column = _read_images(file, int(self.group_index[group]), self.columns.image)
+                    column = _read_images(file, path, int(self.group_index[group]), self.columns.image)
             except UsageError as error:
                 raise Error(str(error)) from None
             kept = list(self._groups.items())  # a copy: other threads may read, too
@@ -105,7 +105,7 @@ class ParquetSource(Indexed):
         return file_stamps((self.files[file] for file in used.tolist()), len(used))[place]
 
 
-def _read_images(file: Any, group: int, column: str) -> Any:
+def _read_images(file: Any, path: str, group: int, column: str) -> Any:
     """The image column of a row group, as a chunked array: Arrow's own read fails where one holds more than 2 GiB.
 
     Raises:
@@ -119,8 +119,8 @@ def _read_images(file: Any, group: int, column: str) -> Any:
         size += batch.nbytes
         if size > MAX_GROUP_BYTES:
             raise UsageError(
-                f"row group {group} holds more than {MAX_GROUP_BYTES:,} bytes of images; write the file with smaller "
-                "ones (100 rows)"
+                f"{path}: row group {group} holds more than {MAX_GROUP_BYTES:,} bytes of images; write the file with "
+                "smaller ones (100 rows)"
             )
     return pa.chunked_array(batches)
 

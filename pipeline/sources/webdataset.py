@@ -132,10 +132,9 @@ def _is_webdataset(table: Table, archives: Sequence[str]) -> bool:
 
 def _samples(table: Table, number: int, path: Path, ignored: Ignored) -> Iterator[tuple[bytes, dict[str, int]]]:
     """Each sample of a shard, in the order of their first files: its key, and extension -> row of the table."""
-    rows = np.flatnonzero(table.archive == number)
-    hashes = np.fromiter(
-        (hash((split_name(table.names[row]) or (b"",))[0]) for row in rows.tolist()), np.int64, len(rows)
-    )
+    rows = np.flatnonzero(table.archive == number)  # one after the other
+    inside = ByteStrings(table.names.blob, table.names.offsets[rows[0] : rows[-1] + 2]) if len(rows) else ()
+    hashes = np.fromiter((hash(name[: name.find(b".", name.rfind(b"/") + 1)]) for name in inside), np.int64, len(rows))
     _, first, place = np.unique(hashes, return_index=True, return_inverse=True)
     key, files = b"", dict[str, int]()
     for row in rows[np.argsort(first[place], kind="stable")].tolist():  # a sample's files need not lie side by side
