@@ -47,14 +47,14 @@ def test_two_folders_into_one_store(photos: Path) -> None:
 
 def test_both_ways_of_loading(photos: Path) -> None:
     convert("photos", "data/own-224.zarr", size=224, n_jobs=1, quiet=True)
-    (code,) = blocks(LOADING, "python")
+    code, subsets = blocks(LOADING, "python")
     run(code, photos)
+    run(f"{subsets}\nassert (len(data), len(rest), len(balanced)) == (112, 28, 140)", photos)
 
     data = RankPartitionedDataset("data/own-224.zarr", rank=1, world_size=2, crop=192)
     plain, fast = torch.utils.data.DataLoader(data, 16), Loader(data, 16)
     a, b = list(plain), list(fast)
     assert (len(plain), len(fast)) == (len(a), len(b)) == (5, 4)  # 70 samples of the rank; 140 // 32 global batches
     assert a[-1][0].shape == (6, 3, 192, 192)
-    assert a[0][0].is_contiguous()
-    assert b[0][0].is_contiguous(memory_format=torch.channels_last)
+    assert all(part[0][0].is_contiguous(memory_format=torch.channels_last) for part in (a, b))
     assert all(torch.equal(x[0], y[0]) and torch.equal(x[1], y[1]) for x, y in zip(a, b, strict=False))
