@@ -217,7 +217,7 @@ class ArchiveSource(Indexed):
     def change_stamps(self, indices: np.ndarray) -> np.ndarray:
         """int64 (len(indices), 2): the sample's size and its archive's modification time in ns."""
         used, place = np.unique(self.archive[indices], return_inverse=True)
-        times = file_stamps((self.archives[i] for i in used.tolist()), len(used))[place, 1]
+        times = file_stamps([self.archives[i] for i in used.tolist()])[place, 1]
         return np.stack([np.where(times == -1, -1, self.size[indices]), times], axis=1)
 
 

@@ -6,8 +6,9 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from pipeline.sources.byte_strings import ByteStrings
 from pipeline.text import as_text
 
 _FOLDERS_LOOKED_INTO = 100
+STAT_THREADS = 16
 MAX_FILE_BYTES = 1 << 31  # more is no image but, say, a sparse file that would use up the memory
 _REASONS = {
     errno.ENOENT: "missing",
@@ -106,15 +108,24 @@ def read_file(path: bytes) -> bytes:
     return data
 
 
-def file_stamps(paths: Iterable[bytes | str], count: int) -> np.ndarray:
-    """int64 (count, 2): size and modification time in ns of each file; (-1, -1) where it can't be looked at."""
-    stamps = np.full((count, 2), -1, np.int64)
-    for row, path in enumerate(paths):
-        try:
-            status = os.stat(path)
-        except (OSError, ValueError):
-            continue
-        stamps[row] = status.st_size, status.st_mtime_ns
+def file_stamps(paths: Sequence[bytes | str]) -> np.ndarray:
+    """int64 (N, 2): size and modification time in ns of each file; (-1, -1) where it can't be looked at.
+
+    Many files are looked at in threads: on a network each look waits for the server.
+    """
+    stamps = np.full((len(paths), 2), -1, np.int64)
+
+    def look(first: int, step: int) -> None:
+        for row in range(first, len(paths), step):
+            with suppress(OSError, ValueError):
+                status = os.stat(paths[row])
+                stamps[row] = status.st_size, status.st_mtime_ns
+
+    if len(paths) < 2 * STAT_THREADS:
+        look(0, 1)
+    else:
+        with ThreadPoolExecutor(STAT_THREADS) as pool:
+            list(pool.map(look, range(STAT_THREADS), [STAT_THREADS] * STAT_THREADS))
     return stamps
 
 
@@ -139,7 +150,7 @@ class FileSource(Indexed):
 
     def change_stamps(self, indices: np.ndarray) -> np.ndarray:
         """int64 (len(indices), 2): size and modification time in ns of each file."""
-        return file_stamps(map(self.path, indices.tolist()), len(indices))
+        return file_stamps([self.path(i) for i in indices.tolist()])
 
 
 def data_files(src: Path, suffix: str) -> list[Path]:

@@ -102,7 +102,7 @@ class ParquetSource(Indexed):
         """int64 (len(indices), 2): size and modification time in ns of the file that holds the row."""
         files = self.group_file[np.searchsorted(self.group_first, indices, "right") - 1]
         used, place = np.unique(files, return_inverse=True)
-        return file_stamps((self.files[file] for file in used.tolist()), len(used))[place]
+        return file_stamps([self.files[file] for file in used.tolist()])[place]
 
 
 def _read_images(file: Any, path: str, group: int, column: str) -> Any:

@@ -65,7 +65,7 @@ class PackedSource(Indexed):
         stamps = np.empty((len(indices), 2), np.int64)
         for row, i in enumerate(indices.tolist()):
             data = self.payload[i]
-            stamps[row] = file_stamps([data], 1)[0] if self.kind[i] == _PATH else (len(data), zlib.crc32(data))
+            stamps[row] = file_stamps([data])[0] if self.kind[i] == _PATH else (len(data), zlib.crc32(data))
         return stamps
 
 

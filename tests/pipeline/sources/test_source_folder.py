@@ -3,6 +3,7 @@
 import os
 import random
 import socket
+import threading
 
 import joblib
 import numpy as np
@@ -376,3 +377,23 @@ def test_a_split_folder_that_may_be_too_high(tmp_path):
 def test_images_where_they_should_be_raise_no_warning(tmp_path):
     assert open_source(write(tmp_path / "a", "train/cat/1.jpg", "val/cat/1.jpg")).warnings == []
     assert open_source(write(tmp_path / "b", "1.jpg")).warnings == []
+
+
+def test_many_files_are_looked_at_in_threads(tmp_path, monkeypatch):
+    """Some looks overlap: each of the first ones waits until a second has begun."""
+    write(tmp_path, *(f"a/{i:03d}.jpg" for i in range(100)))
+    source = open_source(tmp_path).splits["train"]
+    wanted = source.change_stamps(np.arange(100))
+    os.unlink(tmp_path / "a/050.jpg")
+    together, real = threading.Barrier(2), os.stat
+
+    def slow(path, *args, **keywords):
+        if b"000.jpg" in os.fsencode(path) or b"001.jpg" in os.fsencode(path):
+            together.wait(30)
+        return real(path, *args, **keywords)
+
+    monkeypatch.setattr(files_module.os, "stat", slow)
+    found = source.change_stamps(np.arange(100))
+    wanted[50] = -1
+    assert np.array_equal(found, wanted)
+    assert found.dtype == np.int64
