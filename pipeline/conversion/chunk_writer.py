@@ -33,7 +33,7 @@ PAGE_BYTES = 4096  # a multiple of every disk's sector; O_DIRECT wants offset, l
 class ChunkWriter:
     """Takes a chunk's images one by one and writes them to an open file.
 
-    Close it before the file: until then a block may be on its way.
+    Leave its `with` block before the file is closed: until then a block may be on its way.
 
     Args:
         file: open for writing, at its start, with nothing written through its buffer.
@@ -74,11 +74,11 @@ class ChunkWriter:
 
     def next_slot(self) -> np.ndarray:
         """uint8 (S, S, C): where the next image goes."""
-        place: np.ndarray = self._blocks[0][self._used]
-        return place
+        slot: np.ndarray = self._blocks[0][self._used]
+        return slot
 
     def mark_filled(self) -> None:
-        """The image at `place` is complete."""
+        """The image in the next slot is complete."""
         self._used += 1
         if self._used == len(self._blocks[0]):
             self._flush()
@@ -99,15 +99,11 @@ class ChunkWriter:
         self._wait()
         self._write_all(self._index)
 
-    def close(self) -> None:
-        """Wait for the writing thread, whatever became of it."""
-        self._writer.shutdown(wait=True)
-
     def __enter__(self) -> ChunkWriter:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self.close()
+        self._writer.shutdown(wait=True)
 
     def _flush(self) -> None:
         images = self._blocks[0][: self._used]
@@ -138,7 +134,7 @@ class ChunkWriter:
             except OSError as error:
                 if not (self._direct and error.errno == errno.EINVAL):
                     raise
-                self._may_direct = False  # the file system took the flag, but wants something else, or nothing of it
+                self._may_direct = False  # the file system takes the flag, but refuses such writes
                 continue
             self._offset += written
             data = data[written:]

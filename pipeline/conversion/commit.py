@@ -136,15 +136,10 @@ class StagedSplit:
     def _clear(self) -> None:
         """Delete everything beside the finished chunk files: metadata of a killed commit, temp files."""
         chunks = {self.work.chunk(chunk).name for chunk in range(self.num_chunks)}
-        for child in self.work.staged.iterdir():
-            if child == self.work.images:
-                for file in child.iterdir():
-                    if file.name not in chunks:
-                        file.unlink()
-            elif child.is_dir():
-                shutil.rmtree(child)
-            else:
-                child.unlink()
+        unwanted = [path for path in self.work.staged.iterdir() if path != self.work.images]
+        unwanted += [path for path in self.work.images.iterdir() if path.name not in chunks]
+        for path in unwanted:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def stop_at_bad(workspaces: Sequence[Workspace], bad: Sequence[BadSlot], on_error: str) -> None:

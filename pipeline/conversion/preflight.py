@@ -17,7 +17,8 @@ from pipeline.conversion.workdir import Workspace
 from pipeline.errors import BadSample, Error
 from pipeline.image.decode import DecodeOptions, decode_into
 from pipeline.progress import say
-from pipeline.sources.base import SourceSet
+from pipeline.sources.base import Source, SourceSet
+from pipeline.sources.byte_strings import ByteStrings
 from pipeline.store.geometry import Geometry
 from pipeline.text import counted, duration
 
@@ -75,13 +76,20 @@ def split_need(plan: SplitPlan, workspace: Workspace, geometry: Geometry, num_ch
     # A receipt holds about 60 bytes of JSON per sample.
     chunk = on_disk(plan.chunk_bytes(geometry)) + on_disk(RECEIPT_BYTES + 60 * plan.chunk_images)
     small = split_bytes(plan, geometry) - plan.num_chunks * plan.chunk_bytes(geometry)
-    fields = list(getattr(plan.source, "__dict__", {}).values())
-    arrays = sum(getattr(value, "nbytes", 0) for value in fields)  # handed to the workers in a file
     return Need(
         workspace.path,
-        num_chunks * chunk + 2 * small + arrays + SMALL_FILES * on_disk(1),
+        num_chunks * chunk + 2 * small + _index_bytes(plan.source) + SMALL_FILES * on_disk(1),
         2 * num_chunks + SMALL_FILES,
     )
+
+
+def _index_bytes(source: Source) -> int:
+    """Bytes of a source's arrays, which are handed to the workers in a file."""
+    total = 0
+    for value in getattr(source, "__dict__", {}).values():
+        arrays = (value.blob, value.offsets) if isinstance(value, ByteStrings) else (value,)
+        total += sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
+    return total
 
 
 def needs(plans: Sequence[SplitPlan], stores: Sequence[tuple[Workspace, Geometry]], *, overwrite: bool) -> list[Need]:

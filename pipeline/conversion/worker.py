@@ -67,22 +67,10 @@ class ChunkTask:
     crashed: tuple[int, ...] = ()
 
     def check_alive(self) -> None:
-        """Raise RunGoneError when the parent or the run is gone: the next run may be writing here already."""
-        if self.parent_pid is not None and self.parent_pid not in (os.getppid(), os.getpid()):
-            raise RunGoneError(self.name)
-        if not all(os.path.exists(liveness_file) for liveness_file in self.liveness_files):
-            raise RunGoneError(self.name)
-
-
-class RunGoneError(Error):
-    """The run that this job belongs to has ended; the job stops without writing."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(f"run {name} has ended or its work folder was removed; rerun the same command")
-        self.name = name
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (RunGoneError, (self.name,))
+        """Raise Error when the parent or the run is gone: the next run may be writing here already."""
+        orphaned = self.parent_pid is not None and self.parent_pid not in (os.getppid(), os.getpid())
+        if orphaned or not all(map(os.path.exists, self.liveness_files)):
+            raise Error(f"run {self.name} has ended or its work folder was removed; rerun the same command")
 
 
 @dataclass(frozen=True)

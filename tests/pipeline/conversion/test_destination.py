@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from folders import make_folder, same_tree, tree
 
@@ -181,6 +182,14 @@ def test_the_room_that_is_asked_for_is_enough(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("pipeline.conversion.commit.publish", measure)
     run(source, tmp_path / "a.zarr")
     assert used[0] <= asked[0] < 3 * used[0]
+
+
+def test_the_room_for_images_in_memory_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers get them by a file."""
+    asked = []
+    monkeypatch.setattr("pipeline.conversion.run.check_space", lambda wanted: asked.extend(wanted))
+    run([(np.zeros((400, 500, 3), np.uint8), 0)] * 10, tmp_path / "a.zarr", size=4)
+    assert sum(need.num_bytes for need in asked) > 10 * 400 * 500 * 3
 
 
 # Another file system

@@ -267,7 +267,7 @@ def test_workers_are_gone_before_the_clean_up(source: Path, tmp_path: Path, monk
     def look(*args: Any, **kwargs: Any) -> Any:
         me = psutil.Process()
         seen.append([child for child in me.children() if "loky.backend.popen" in " ".join(child.cmdline())])
-        seen.append([m.path for m in me.memory_maps() if "inputs-" in m.path])
+        seen.append([m.path for m in me.memory_maps() if m.path.startswith(str(tmp_path))])
         return publish(*args, **kwargs)
 
     publish = committing.publish
