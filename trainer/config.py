@@ -111,6 +111,8 @@ class Config:
     """Chunks per window of the windowed order."""
     threads: int = 1
     """Loader threads per rank."""
+    warm: Literal["auto", "never"] = "auto"
+    """auto: read the store into memory, in sequence, beside the first steps, where it fits and isn't there yet."""
     device: str = "auto"
     """auto (the accelerator, else the CPU), cpu, cuda, ..."""
     amp: bool | None = None

@@ -23,6 +23,7 @@ from trainer.metrics import Metrics, describe_epoch, describe_run, open_reports,
 from trainer.models import SampleLosses, all_finite
 from trainer.optimizer import make_optimizer
 from trainer.ranks import Ranks, all_gather, broadcast_object
+from trainer.reading.warming import warm_up
 from trainer.resume import State, checkpoint, restore
 from trainer.run_folder import RunFolder, unwritable
 from trainer.schedule import learning_rate
@@ -69,6 +70,9 @@ def train(config: Config, ranks: Ranks, device: torch.device, say: Callable[[str
             stack.callback(loader.close)
         for line in describe_run(run, out):
             say(line)
+        if config.warm == "auto" and ranks.local_rank == 0:
+            datasets = [loader.data for loader in run.loaders] + ([setup.val] if setup.val else [])
+            stack.callback(warm_up([data.split for data in datasets], say))
         stack.enter_context(run.signals)  # until curves are drawn
         if folder:
             try:

@@ -8,11 +8,8 @@ from typing import Any
 
 from pipeline.errors import UsageError
 from pipeline.progress import Progress, say
-from pipeline.store.page_cache import available_bytes, cached_shares, read_in
+from pipeline.store.page_cache import cached_shares, read_chunks, usable_bytes
 from pipeline.store.reader import open_store
-
-USABLE = 0.9
-"""Share of the available memory that is filled; the rest is left to programs."""
 
 
 def warm(
@@ -45,15 +42,14 @@ def warm(
     for part in parts:
         if not part.is_raw:
             raise UsageError(f"{part.path}: compressed, so it isn't read by memory maps; warm a raw copy")
-    free = available_bytes()
-    limits = [] if free is None else [free * USABLE]
-    left = min([*limits, *([] if size_limit is None else [size_limit * 1e9])], default=float("inf"))
+    limits = usable_bytes(), None if size_limit is None else size_limit * 1e9
+    left = min((limit for limit in limits if limit is not None), default=float("inf"))
     result = {}
     for part in parts:
         chunks = int(min(part.num_chunks, left // part.chunk_bytes))
         left -= chunks * part.chunk_bytes
         with Progress(part.name, chunks * part.chunk_images, part.image_bytes, quiet=quiet) as progress:
-            read_in(part, chunks, progress.advance)
+            read_chunks(part, chunks, progress.advance)
         say(progress.summary(), quiet=quiet)
         cached, huge = cached_shares(part) or (None, None)
         result[part.name] = {

@@ -7,6 +7,7 @@ by one entry instead of 512: the first touch of an image costs next to nothing, 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import re
 from collections.abc import Callable
@@ -21,34 +22,35 @@ from pipeline.store.reader import Split
 MADV_HUGEPAGE = 14
 THREADS = 4
 """Files read at once: a disk works on several requests."""
+USABLE = 0.9
+"""Share of the available memory that is filled."""
 BLOCKS = 256
 """Blocks of 2 MB that are looked at, spread evenly over a split."""
 
 
-def available_bytes() -> int | None:
-    """Memory that programs and the page cache can take; None where the system doesn't say."""
+def usable_bytes() -> float | None:
+    """Memory that the page cache may take and leave enough to programs; None where the system doesn't say."""
     try:
-        return int(re.findall(r"MemAvailable: +(\d+)", Path("/proc/meminfo").read_text())[0]) * 1024
+        free = int(re.findall(r"MemAvailable: +(\d+)", Path("/proc/meminfo").read_text())[0]) * 1024
     except (OSError, IndexError):
         return None
+    with contextlib.suppress(OSError, ValueError):  # "max": no limit
+        free = min(free, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return USABLE * free
 
 
-def read_in(split: Split, chunks: int, advance: Callable[[int], None]) -> None:
-    """Read the first chunk files of a raw split into the page cache, in large pieces where the kernel can.
+def read_chunk(split: Split, chunk: int) -> None:
+    """Read a chunk file of a raw split into the page cache, in large pieces where the kernel can."""
+    maps = ChunkMaps([split.chunk_path(chunk)], split.chunk_bytes)
+    if LIBC is not None:
+        LIBC.madvise(int(maps.addresses[0]), split.chunk_bytes, MADV_HUGEPAGE)
+    maps.chunk(0)[::PAGE_BYTES].max()  # a virtual machine, too, gives some memory only when each page is touched
 
-    Args:
-        chunks: how many of them.
-        advance: called with the number of images after each chunk.
-    """
 
-    def read(chunk: int) -> None:
-        maps = ChunkMaps([split.chunk_path(chunk)], split.chunk_bytes)
-        if LIBC is not None:
-            LIBC.madvise(int(maps.addresses[0]), split.chunk_bytes, MADV_HUGEPAGE)
-        maps.chunk(0)[::PAGE_BYTES].max()  # a virtual machine, too, gives some memory only when each page is touched
-
+def read_chunks(split: Split, count: int, advance: Callable[[int], None]) -> None:
+    """Read the first chunk files, several at a time; `advance` gets the number of images after each."""
     with ThreadPoolExecutor(THREADS) as pool:
-        for _ in pool.map(read, range(chunks)):
+        for _ in pool.map(lambda chunk: read_chunk(split, chunk), range(count)):
             advance(split.chunk_images)
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.store.maps import ChunkMaps
-from pipeline.store.page_cache import cached_shares, read_in
+from pipeline.store.page_cache import cached_shares, read_chunks
 from pipeline.store.reader import Split, open_store
 from tests.bench.synthetic import random_store
 from trainer.bench.machine import describe, evict
@@ -55,7 +55,7 @@ def measure(store: Path) -> dict[str, Any]:
     for name in ("filled by random reads", "after warm"):
         evict(paths)
         if name == "after warm":
-            read_in(split, split.num_chunks, lambda images: None)
+            read_chunks(split, split.num_chunks, lambda images: None)
         else:
             read_at_random(paths)
         rows[name] = {"in_2mb_pages": (cached_shares(split) or (0.0, 0.0))[1], **passes(split, paths)}

@@ -80,6 +80,7 @@ CASES: dict[str, dict[str, Any]] = {
 WITHOUT_EFFECT = {
     "out": "elsewhere",
     "threads": 2,
+    "warm": "never",
     "device": "cpu",
     "compile": True,
     "checkpoint_every": 3,
