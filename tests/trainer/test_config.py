@@ -162,18 +162,18 @@ def test_completion_of_the_shell(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_recipes_load(recipe: Path) -> None:
     text = recipe.read_text()
-    config = parse(["--config", str(recipe), "--data", "x-{size}.zarr" if "stages" in text else "x.zarr"])
+    config = parse(["--config", str(recipe), "--data", "x-{size}.zarr" if "{size}" in text else "x.zarr"])
     header = " ".join(line.removeprefix("# ") for line in text.splitlines() if line.startswith("#"))
     assert re.search(r"\bMeasured( on [^:]*)?: [\d.]+ %|\bExpected, not measured by us: .* after ", header)
     assert f"--config trainer/recipes/{recipe.name} " in header
     for stated in re.findall(r"^# ImageNet, [^,]*, (\d+) epochs", text):
         assert int(stated) == config.epochs
-    sizes = {int(size) for size in re.findall(r"--size (\d+)", header)}
-    if config.stages:
+    if "{size}" in text:
+        sizes = {int(size) for size in re.findall(r"--size (\d+)", header)}
         assert sizes == {stage.size for stage in config.stages} | {config.eval_size}
-        words = {3: "three", 4: "four"}
-        assert f"{words[len(sizes)]} stores" in header
-        assert f"{words[len(config.stages)]} to train on" in header
+    if "FFCV" in header:  # the rate is the source's
+        rate, batch = re.search(r"rate ([\d.]+) at a batch of ([\d,]+)", header).groups()
+        assert config.lr == pytest.approx(float(rate) / int(batch.replace(",", "")) * 256, rel=0.01)
 
 
 @pytest.mark.quick
