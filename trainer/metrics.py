@@ -181,7 +181,11 @@ def describe_run(run: TrainingRun, out: Path) -> list[str]:
     lines = [model, steps]
     if config.resume == "auto" and run.state.step == 0:
         lines.insert(0, f"note: {out}: no checkpoint there; this run starts afresh")
-    if config.augment == "crop" and not config.pad and data.crop_shape == data.split.image_shape:
+    if run.setup.stretched:
+        lines.append("whole pictures from a store of --fit stretch: crops are resampled on the device, unstretched")
+    elif data.crop_shape == data.split.image_shape and not (
+        config.pad or config.augment == "rrc" or config.randaugment or config.random_erasing
+    ):
         lines.append("note: crops are whole images, only flips vary them; --pad or a larger store gains accuracy")
     return lines
 

@@ -127,7 +127,8 @@ def uniform(seed: int, epoch: int, slots: np.ndarray, stream: int) -> np.ndarray
 
     Args:
         slots: int64 (n,), store slots.
-        stream: 0 or more; one for each independent decision. 0 and 1 are the crop's.
+        stream: 0 or more; one for each independent decision. Taken: 0 and 1 the crop, 2 the flip, 3 and 4 shifts and
+            windows, 5 to 26 resized crops, 64 what torchvision draws, 2^32 - 1 samples with weights.
 
     Returns:
         float64 (n,) in [0, 1), 53 random bits each.
