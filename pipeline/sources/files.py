@@ -157,11 +157,18 @@ def data_files(src: Path, suffix: str) -> list[Path]:
     """`src` itself, or the visible files with the suffix below it, sorted as `path_order` does."""
     if not src.is_dir():
         return [src]
-    found = []
-    for path in src.rglob("*"):
-        hidden = any(part.startswith(".") for part in path.relative_to(src).parts)
-        if path.suffix.lower() == suffix and not hidden:
-            found.append(path)
+    found, folders = list[Path](), [src]
+    while folders:
+        folder = folders.pop()
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
+                        folders.append(folder / entry.name)
+                    elif entry.name.lower().endswith(suffix) and not entry.name.startswith("."):
+                        found.append(folder / entry.name)
+        except OSError as error:
+            raise UsageError(f"{folder}: can't be listed ({error.strerror}); check its permissions") from None
     return sorted(found, key=lambda path: [os.fsencode(part) for part in path.parts])
 
 

@@ -244,8 +244,8 @@ def open_folder(src: Path, options: SourceOptions) -> SourceSet:
                 "with the columns file_name and label"
             )
     for split, part in scans.items():
-        remedy = "give {root} as SRC" + (" with --split {split}" if holds_splits else "")
-        made.warnings += part.deeper.warning(split, part.path, remedy)[: not made.warnings]
+        flags = f" with --split {split}" if holds_splits else ""
+        made.warnings += part.deeper.warning(part.path, "give {root} as SRC" + flags)[: not made.warnings]
     if len(made.class_ids) == 1 and (beside := label_files(src)):
         made.warnings.append(f"all images are of one class, {made.class_ids[0]!r}, and {some(beside)} may hold others")
     return made
@@ -266,7 +266,7 @@ def build(
         class_ids = scans["train"].classes
     elif train is not None:
         class_ids = [as_text(folder) for folder in list_folder(train)[0]]
-    if not class_ids:  # no train split, or an unlabelled one
+    if not class_ids and not from_text:  # no train split, or an unlabelled one
         class_ids = [name for scan in scans.values() for name in scan.classes]
     return assemble(kind, scans, options, class_ids=class_ids or None, read_integers=from_text, ignored=ignored)
 

@@ -37,6 +37,7 @@ MANIFEST_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")
 PATHS = ("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img", "img_path")
 LABELS = ("label", "class", "class_id", "target", "category", "label_id", "labels", "cls", "wnid", "class_name", "y")
 SPLITS = ("split", "subset", "set")
+MAX_LINE = 1 << 24  # characters
 
 _Row = tuple[int, dict[str, Any]]  # line, column in lower case -> value
 
@@ -177,11 +178,18 @@ def _rows(src: Path) -> Iterator[_Row]:
         raise UsageError(f"{src}: {one_line(error)}; save it as UTF-8") from None
 
 
+def _lines(src: Path, text: io.TextIOWrapper) -> Iterator[str]:
+    for line in iter(lambda: text.readline(MAX_LINE), ""):
+        if len(line) == MAX_LINE:
+            raise UsageError(f"{src}: a line has more than {MAX_LINE:,} characters; write one row per line")
+        yield line
+
+
 def _csv_rows(src: Path, text: io.TextIOWrapper) -> Iterator[_Row]:
-    first = text.readline()
-    text.seek(0)
+    lines = _lines(src, text)
+    first = next(lines, "")
     delimiter = "\t" if src.suffix.lower() == ".tsv" else max(",;\t", key=first.count)
-    reader = csv.reader(text, delimiter=delimiter, skipinitialspace=True, strict=True)
+    reader = csv.reader(itertools.chain([first], lines), delimiter=delimiter, skipinitialspace=True, strict=True)
     rows: Iterator[list[str]] = filter(None, reader)
     try:
         header = next(rows, [""])
@@ -202,7 +210,7 @@ def _csv_rows(src: Path, text: io.TextIOWrapper) -> Iterator[_Row]:
 
 
 def _json_rows(src: Path, text: io.TextIOWrapper) -> Iterator[_Row]:
-    for line, row in enumerate(text, 1):
+    for line, row in enumerate(_lines(src, text), 1):
         if not row.strip():
             continue
         try:

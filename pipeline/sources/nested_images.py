@@ -34,11 +34,10 @@ class NestedImages:
         if name not in self._classes[-1:]:
             self._classes.append(name)
 
-    def warning(self, split: str, path: Callable[[bytes], str], remedy: str) -> list[str]:
+    def warning(self, path: Callable[[bytes], str], remedy: str) -> list[str]:
         """One line, or none where no image lies deeper.
 
         Args:
-            split: its name.
             path: shows a path below the split's folder.
             remedy: what to do where the deeper folders are the classes, with `{root}` for the folder that holds the
                 most of them.
@@ -50,6 +49,5 @@ class NestedImages:
         what = f"{counted(self._total, 'image')} {'lies' if deeper == 1 else 'lie'}"
         return [
             f"{deeper:,} of {what} deeper than the class folders, such as {path(first)}; taken for the class: "
-            f"{some(self._classes)}; if the folders below are the classes, "
-            + remedy.format(root=path(root), split=split)
+            f"{some(self._classes)}; if the folders below are the classes, " + remedy.format(root=path(root))
         ]

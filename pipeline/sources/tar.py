@@ -86,10 +86,8 @@ def open_tar(src: Path, options: SourceOptions, index: Index | None = None) -> S
         del part.rows, part.keys
         parts[split], deeper = _in_order(ArchivePart(archives, files), ignored)
         if options.wants(split):
-            remedy = "unpack it and give the folder {root} as SRC" + (
-                " with --split {split}" if split != "train" else ""
-            )
-            warnings += deeper.warning(split, part.shown, remedy)
+            flags = "" if split == "train" else f" with --split {split}"
+            warnings += deeper.warning(part.shown, "unpack it and give the folder {root} as SRC" + flags)
     # Class folders without images keep their place, in the splits that the class map is made of.
     for split in ["train"] if "train" in parts and parts["train"].column.tokens else list(parts):
         if parts[split].column.tokens:  # else its samples are unlabelled

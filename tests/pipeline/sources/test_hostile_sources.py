@@ -221,6 +221,20 @@ def test_links_to_one_folder_from_several_classes(tmp_path):
     assert len(open_source(tmp_path / "src").splits["train"]) == 200
 
 
+def test_archives_below_1200_nested_folders(tmp_path, monkeypatch):
+    with monkeypatch.context() as context:
+        (tmp_path / "deep").mkdir()
+        context.chdir(tmp_path / "deep")
+        write_tar(tmp_path / "deep/a.tar", "x/1.jpg")
+        for _ in range(1200):
+            os.mkdir("d")
+            os.chdir("d")
+    try:
+        assert len(open_source(tmp_path / "deep").splits["train"]) == 1
+    finally:
+        subprocess.run(["rm", "-rf", tmp_path / "deep"], check=True)
+
+
 # --- one bad row
 
 
@@ -262,6 +276,14 @@ def test_one_bad_row_of_json_is_named_with_its_line(tmp_path, row):
 def test_one_bad_row_of_a_table_is_named_with_its_line(tmp_path):
     (tmp_path / "m.csv").write_text("path,label\n1.jpg,1\n2.jpg," + "9" * 200_000 + "\n")
     refused(tmp_path / "m.csv", "m.csv, line 3: ")
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_a_line_without_end_is_refused(tmp_path, suffix):
+    with open(tmp_path / f"m{suffix}", "wb") as file:
+        file.write(b"path,label\n1.jpg,1\n")
+        file.truncate(1 << 40)
+    refused(tmp_path / f"m{suffix}", "a line has more than|not a JSON object")
 
 
 def test_paths_in_parquet_that_no_file_can_have(tmp_path):

@@ -190,6 +190,13 @@ def test_metadata_with_whole_numbers(tmp_path):
     assert labels(open_source(tmp_path, label_column="kind")) == {"0.jpg": 1, "1.jpg": 0, "2.jpg": 0}
 
 
+def test_metadata_beside_class_folders_of_another_split(tmp_path):
+    write_files(tmp_path, "train/0.jpg", "train/1.jpg", "val/dog/2.jpg")
+    write_table(tmp_path / "train/metadata.csv", "file_name,label\n0.jpg,dog\n1.jpg,cat\n")
+    found = open_source(tmp_path)
+    assert (found.class_ids, labels(found, "val")) == (["cat", "dog"], {"dog/2.jpg": 1})
+
+
 def test_metadata_without_labels_is_named(tmp_path):
     write_files(tmp_path, "0.jpg", "1.jpg")
     write_table(tmp_path / "metadata.csv", "file_name,text\n0.jpg,a dog\n1.jpg,a cat\n")
