@@ -62,8 +62,6 @@ def inconsistent_arrays(split: Split, arrays: SplitArrays) -> Iterator[str]:
     bad = np.flatnonzero(labels == BAD_LABEL).tolist()
     if bad != sorted(entry["slot"] for entry in split.attrs["bad_samples"]):
         yield f"{split.path / 'zarr.json'}: bad_samples doesn't list exactly the slots labelled {BAD_LABEL}"
-    if split.num_valid != split.num_samples - len(bad):
-        yield f"{split.path / 'zarr.json'}: num_samples or num_valid doesn't fit the labels"
 
 
 def check_chunk(split: Split, chunk: int, look: Look | None = None) -> str:

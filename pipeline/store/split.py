@@ -209,7 +209,7 @@ class Split:
         """int32 (N,): class index; `BAD_LABEL` (-1) for a bad slot, `UNLABELLED` (-2) for an unlabelled sample.
 
         Raises:
-            StoreError: a label that is none of these.
+            StoreError: a label that is none of these, or as many bad ones as the attributes don't say.
         """
         labels = self.small_array("labels")
         if self._check and (problem := self.label_problem(labels)):
@@ -217,12 +217,14 @@ class Split:
         return labels
 
     def label_problem(self, labels: np.ndarray) -> str:
-        """One line about the first of the labels, int32 (N,), that is none of this store's; empty where all are."""
+        """What is wrong with labels, int32 (N,), in one line: one that is no class, or not `num_valid` good slots."""
         outside = np.flatnonzero((labels >= self.num_classes) | (labels < UNLABELLED))
-        if not len(outside):
-            return ""
-        slot, classes = outside[0], counted(self.num_classes, "class", "classes")
-        return f"{self.path / 'labels'}: slot {slot} has label {labels[slot]}, outside the {classes}"
+        if len(outside):
+            slot, classes = outside[0], counted(self.num_classes, "class", "classes")
+            return f"{self.path / 'labels'}: slot {slot} has label {labels[slot]}, outside the {classes}"
+        if np.count_nonzero(labels != BAD_LABEL) != self.num_valid:
+            return f"{self.path / 'zarr.json'}: num_valid doesn't fit the labels"
+        return ""
 
     @cached_property
     def valid_slots(self) -> np.ndarray:

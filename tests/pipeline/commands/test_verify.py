@@ -88,7 +88,7 @@ def test_altered_small_arrays(store: Path, name: str, file: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda attrs: attrs.update(num_valid=100), "num_samples or num_valid doesn't fit the labels"),
+        (lambda attrs: attrs.update(num_valid=100), "num_valid doesn't fit the labels"),
         (lambda attrs: attrs.update(bad_samples=[]), "bad_samples doesn't list exactly the slots labelled -1"),
         (lambda attrs: attrs.update(sample_fingerprint="0" * 64), "sample_fingerprint doesn't fit labels and keys"),
         (lambda attrs: attrs.update(mean=[0.5, 0.5, 0.5]), "mean or std doesn't fit the pixels"),

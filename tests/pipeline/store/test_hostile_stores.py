@@ -20,10 +20,13 @@ import pytest
 import zarr
 from stores import as_format_1, make_images, make_store
 
+from pipeline.commands.copy_store import copy_store
 from pipeline.commands.verify import verify
 from pipeline.errors import Error, StoreError
+from pipeline.store import format as format_module
 from pipeline.store.attributes import with_digest
 from pipeline.store.format import SMALL_ARRAYS
+from pipeline.store.metadata import METADATA_BYTES
 from pipeline.store.reader import open_store
 
 SECONDS = 10
@@ -140,6 +143,25 @@ def test_hostile_metadata_is_one_error_at_once(store: Path, name: str) -> None:
         assert not verify(store, quiet=True)["ok"]
 
 
+@pytest.mark.parametrize("name", ["endless", "no slots in a chunk", "huge chunk", "negative", "huge image"])
+@pytest.mark.parametrize("codec", ["zstd", "max"])
+def test_hostile_compressed_stores_too(store: Path, tmp_path: Path, name: str, codec: str) -> None:
+    file, change = HOSTILE[name]
+    copy_store(store, tmp_path / "b.zarr", codec=codec, quiet=True)
+    edit(tmp_path / "b.zarr" / file, change)
+    with bounded():
+        assert not verify(tmp_path / "b.zarr", quiet=True)["ok"]
+    with bounded(), pytest.raises(StoreError):
+        _ = open_store(tmp_path / "b.zarr")["train"]
+
+
+@pytest.mark.parametrize("file", ["zarr.json", "train/zarr.json", IMAGES, "train/labels/zarr.json"])
+def test_endless_metadata_is_not_read(store: Path, file: str) -> None:
+    os.truncate(store / file, METADATA_BYTES + 1)
+    with bounded(), pytest.raises(StoreError, match="268,435,457 bytes of metadata"):
+        open_all(store)
+
+
 @pytest.mark.parametrize("text", ["[" * 100_000, "1", "null", '{"attributes": NaN}', "\x00", '{"a": ' * 50_000])
 @pytest.mark.parametrize("file", ["zarr.json", "train/zarr.json", IMAGES, "train/labels/zarr.json"])
 def test_what_is_no_metadata_is_one_error(store: Path, file: str, text: str) -> None:
@@ -175,6 +197,36 @@ def test_labels_outside_the_classes_are_refused(store: Path, label: int) -> None
     labels.tofile(path)
     with pytest.raises(StoreError, match=f"slot 7 has label {label}, outside the 3 classes"):
         open_all(store)
+
+
+def test_another_number_of_good_labels_is_refused(store: Path) -> None:
+    path = store / "train" / "labels" / "c.0"
+    labels = np.fromfile(path, "<i4")
+    labels[7] = -1
+    labels.tofile(path)
+    with pytest.raises(StoreError, match="num_valid doesn't fit"):
+        _ = open_store(store)["train"].valid_slots
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        (IMAGES, set_in("chunk_key_encoding", "configuration", "separator", "/")),
+        (IMAGES, set_in("codecs", 0, "configuration", "index_location", "start")),
+        ("train/labels/zarr.json", set_in("data_type", "uint32")),
+        ("train/labels/zarr.json", set_in("codecs", 0, "configuration", "endian", "big")),
+        ("train/keys/zarr.json", set_in("node_type", "group")),
+    ],
+)
+def test_verify_reads_through_zarr_python(
+    store: Path, monkeypatch: pytest.MonkeyPatch, file: str, change: Callable[[Any], Any]
+) -> None:
+    """Where a hole in our own comparison of metadata is made, zarr-python still finds the difference."""
+    monkeypatch.setattr(format_module, "check_array_metadata", lambda *_: None)
+    edit(store / file, change)
+    problems = verify(store, quiet=True)["problems"]
+    assert problems
+    assert all("zarr-python" in problem for problem in problems)
 
 
 def test_what_does_not_belong_is_named(store: Path) -> None:
