@@ -90,8 +90,6 @@ class ImageLayout:
         for name, value, low in (("shape", num_samples, 0), ("chunk_shape", chunk_images, 1)):
             if type(value) is not int or value < low:
                 raise ValueError(f"{name} begins with {value!r}, must be an integer of at least {low}")
-        if chunk_images > max(num_samples, 64):
-            raise ValueError(f"chunk_shape begins with {chunk_images:,}, more than the {num_samples:,} slots")
         whole = codecs if version == 1 else _sharded(image_shape, codecs)
         check_array_metadata(metadata, (num_samples, *image_shape), (chunk_images, *image_shape), "uint8", whole)
         return cls(num_samples, image_shape, chunk_images, names, version)

@@ -53,7 +53,7 @@ def edit(path: Path, change: Callable[[Any], Any]) -> None:
     change(value)
     if value.get("attributes"):
         value["attributes"] = with_digest(value["attributes"])
-    path.write_text(json.dumps(value))
+    path.write_text(json.dumps(value).replace("Infinity", "1e999"))
 
 
 def open_all(store: Path) -> None:
@@ -153,6 +153,24 @@ def test_hostile_compressed_stores_too(store: Path, tmp_path: Path, name: str, c
         assert not verify(tmp_path / "b.zarr", quiet=True)["ok"]
     with bounded(), pytest.raises(StoreError):
         _ = open_store(tmp_path / "b.zarr")["train"]
+
+
+def test_a_folder_is_no_compressed_chunk(store: Path, tmp_path: Path) -> None:
+    copy_store(store, tmp_path / "b.zarr", codec="zstd", quiet=True)
+    path = tmp_path / "b.zarr" / "train" / "images" / "c.1.0.0.0"
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(StoreError, match=r"c\.1\.0\.0\.0: missing chunk"):
+        _ = open_store(tmp_path / "b.zarr")["train"]
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd", "max"])
+def test_a_huge_chunk_is_neither_allocated_nor_hashed(tmp_path: Path, codec: str) -> None:
+    store = make_store(tmp_path / "a.zarr", {"train": (make_images(11), [0] * 11)}, chunk_images=11)
+    copy_store(store, tmp_path / "b.zarr", codec=codec, quiet=True)
+    edit(tmp_path / "b.zarr" / IMAGES, set_in("chunk_grid", "configuration", "chunk_shape", 0, 2**40))
+    with bounded():
+        assert not verify(tmp_path / "b.zarr", quiet=True)["ok"]
 
 
 @pytest.mark.parametrize("file", ["zarr.json", "train/zarr.json", IMAGES, "train/labels/zarr.json"])
