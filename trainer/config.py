@@ -105,6 +105,8 @@ class Config:
     """Progressive resolution: a list of {epoch, size, crop}."""
     seed: int = 0
     """Seed of initial weights, order and augmentation."""
+    subset: str | None = None
+    """Train only on the samples whose store slots are in this file: a text with one on each line, or a .npy."""
     order: Literal["random", "windowed"] = "random"
     """random, or windowed for disks that hate random reads."""
     window: int | None = None

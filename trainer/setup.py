@@ -14,6 +14,7 @@ from torch import nn
 from pipeline.errors import UsageError
 from pipeline.store.format import UNLABELLED
 from pipeline.store.reader import Split, Store, open_store
+from pipeline.text import one_line
 from trainer.augment import check_source_sizes, check_stretched, device_transform, is_stretched
 from trainer.batching import Batching
 from trainer.config import Config, Stage
@@ -127,6 +128,7 @@ class TrainingSetup:
             crop=None if config.augment == "rrc" or self.stretched else stage.crop,
             order=config.order,
             window=config.window,
+            indices=_read_slots(config.subset) if config.subset else None,
         )
         size = min(data.crop_shape[:2])
         if config.pad >= size:
@@ -157,6 +159,15 @@ class TrainingSetup:
         flip, threads = self.config.flip_eval and last, self.config.threads
         with closing(Loader(self.val, self.batching.batch_size, threads=threads, device=self.device)) as loader:
             return evaluate(model, loader, self.transform, self.ranks, amp=self.amp, flip=flip, stopped=stopped)
+
+
+def _read_slots(file: str) -> np.ndarray:
+    """int (n,): the store slots in a .npy, or in a text with one on each line."""
+    try:
+        return np.load(file) if file.endswith(".npy") else np.loadtxt(file, np.int64, ndmin=1)
+    except (OSError, ValueError) as error:
+        reason = one_line(error)
+        raise UsageError(f"--subset {file}: must be a text with a slot on each line, or a .npy ({reason})") from error
 
 
 def _check_crop(flag: str, crop: int | None, split: Split) -> None:

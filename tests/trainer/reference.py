@@ -191,8 +191,9 @@ def train(c: Fields, data: Path | str, world_size: int = 1) -> Result:
         stage = [s for s in stages if s["epoch"] <= epoch][-1]
         split = opened(stage["size"])["train"]
         chunk = split.chunk_images if c["order"] == "windowed" else None
-        order = split.valid_slots[epoch_order(c["seed"], epoch, split.num_valid, chunk, c["window"])]
-        steps, losses = split.num_valid // total, []
+        chosen = np.loadtxt(c["subset"], np.int64) if c["subset"] else split.valid_slots
+        order = chosen[epoch_order(c["seed"], epoch, len(chosen), chunk, c["window"])]
+        steps, losses = len(chosen) // total, []
         for k in range(steps):
             for rank, replica in enumerate(replicas):
                 replica.train()

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import reference
 import torch
@@ -66,6 +67,7 @@ CASES: dict[str, dict[str, Any]] = {
     "flip_eval": {"flip_eval": True},
     "eval_every": {"eval_every": 2, "epochs": 3},
     "seed": {"seed": 5},
+    "subset": {"subset": "subset.txt"},
     "order": {"order": "windowed"},
     "window": {"order": "windowed", "window": 2},
     "amp": {"amp": True},
@@ -134,6 +136,9 @@ def config_of(case: dict[str, Any], folder: Path, out: Path) -> Config:
     given["data"] = str(folder / given["data"])
     if "weights" in given:
         given["weights"] = str(folder / given["weights"])
+    if "subset" in given:
+        given["subset"] = str(folder / given["subset"])
+        np.savetxt(given["subset"], np.arange(129, 29, -1), "%d")
     return Config(**given)
 
 

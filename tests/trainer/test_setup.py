@@ -236,3 +236,23 @@ def test_memory_of_mapped_files_does_not_count(tmp_path: Path) -> None:
 def test_flags_of_every_kind_reach_main(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(flags(data=tmp_path / "nowhere\x07.zarr")) == 2
     assert "\x07" not in capsys.readouterr().err
+
+
+def test_a_subset_is_a_text_or_an_array(store: Path, tmp_path: Path) -> None:
+    slots = [5, 3, 5, *range(20, 40)]
+    (tmp_path / "slots.txt").write_text("\n".join(map(str, slots)))
+    np.save(tmp_path / "slots.npy", slots)
+    for name in ("slots.txt", "slots.npy"):
+        data = run_of(store, subset=str(tmp_path / name)).loader.data
+        assert data.slots.tolist() == slots
+
+
+@pytest.mark.parametrize("content", ["cat\n", "1 2\n3\n", "10000\n", "0.5\n", None])
+def test_a_wrong_subset_is_one_line(store: Path, tmp_path: Path, content: str | None) -> None:
+    file = tmp_path / "slots.txt"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(Error) as caught:
+        run_of(store, subset=str(file))
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2
