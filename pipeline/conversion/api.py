@@ -77,8 +77,8 @@ def convert(src: Any, dst: str | os.PathLike[str], **options: Any) -> Report:
     ]  # fmt: skip
     class_names = found.class_names or found.class_ids
     job = Conversion(
-        plans, geometries, workspaces, found.class_ids, class_names, chosen.decode, chosen.chosen_part, quiet,
-        chosen.verbose,
+        plans, list(zip(workspaces, geometries, strict=True)), found.class_ids, class_names, chosen.decode,
+        chosen.chosen_part, quiet, chosen.verbose,
     )  # fmt: skip
     stores = [workspace.dst for workspace in workspaces]
     describe(found, plans, geometries, stores, quiet=quiet)

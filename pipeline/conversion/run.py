@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pipeline.conversion.backends import stop_workers
 from pipeline.conversion.commit import Report, StagedSplit, publish_split, stop_at_bad
@@ -32,18 +32,17 @@ class Conversion:
     """Everything a run needs to know."""
 
     plans: list[SplitPlan]
-    geometries: list[Geometry]
-    workspaces: list[Workspace]
+    stores: list[tuple[Workspace, Geometry]]
     class_ids: list[str]
     class_names: list[str]
     options: DecodeOptions
     part: Part | None
     quiet: bool
     verbose: bool = False
-    stores: list[tuple[Workspace, Geometry]] = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.stores = list(zip(self.workspaces, self.geometries, strict=True))
+    @property
+    def workspaces(self) -> list[Workspace]:
+        return [workspace for workspace, _ in self.stores]
 
     def run(self, backend: str, n_jobs: int, on_error: str, overwrite: bool) -> Report:
         report = Report([workspace.dst for workspace in self.workspaces])
@@ -54,7 +53,7 @@ class Conversion:
                 check_rename(workspace)
             live = Liveness(self.workspaces, prefix)
             roots = [
-                root_attributes(geometry.to_json(), self.class_ids, self.class_names) for geometry in self.geometries
+                root_attributes(geometry.to_json(), self.class_ids, self.class_names) for _, geometry in self.stores
             ]
             if overwrite:
                 overwrite_splits(self.plans, self.stores, roots)

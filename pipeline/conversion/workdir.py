@@ -18,6 +18,7 @@ import errno
 import os
 import secrets
 import shutil
+import stat
 import tempfile
 from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
@@ -148,7 +149,9 @@ class Workspace:
 
     def _check_private(self) -> None:
         """Refuse a folder that somebody else could have put something into: workers load code from there."""
-        found = self.path.stat()
+        found = self.path.lstat()
+        if not stat.S_ISDIR(found.st_mode):
+            raise UsageError(f"{self.path}: is not a folder any more; choose another DST")
         if os.name != "nt" and (found.st_uid != os.geteuid() or found.st_mode & WRITABLE_BY_OTHERS):
             # Some file systems show every folder so: compare with a new one.
             with tempfile.TemporaryDirectory(dir=self.dst.parent) as made:
@@ -215,8 +218,9 @@ class Workspace:
     def forget_settings(self) -> None:
         """Where no chunk is finished, forget the settings of the run that began; no other run may be alive."""
         if not self.num_finished():
-            for split in self.begun():
-                shutil.rmtree(self.split(split).path, ignore_errors=True)
+            for split in self.begun():  # temp files stay: they tell which chunk a dead run was at
+                _unlink(self.split(split).plan)
+                _unlink(self.split(split).samples)
             _unlink(self.classes)
 
     def part_count(self) -> int | None:

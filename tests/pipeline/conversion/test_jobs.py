@@ -94,7 +94,8 @@ def test_deaths_at_ever_other_samples_end_the_conversion(tmp_path: Path) -> None
     assert not (tmp_path / "a.zarr").exists()
 
 
-def test_a_single_process_names_the_sample_when_it_is_rerun(tmp_path: Path) -> None:
+@pytest.mark.parametrize("deadly", [1, 33], ids=["in the first chunk", "later"])
+def test_a_single_process_names_the_sample_when_it_is_rerun(tmp_path: Path, deadly: int) -> None:
     store = tmp_path / "a.zarr"
     script = f"""
 import os, signal, traceback
@@ -104,10 +105,10 @@ class Samples:
     def __len__(self):
         return 70
     def __getitem__(self, i):
-        if i == 33 and "convert_chunk" in [frame.name for frame in traceback.extract_stack()]:  # not for its label
+        if i == {deadly} and "convert_chunk" in [frame.name for frame in traceback.extract_stack()]:
             os.kill(os.getpid(), signal.SIGSEGV)
         return np.full((6, 6, 3), i, np.uint8), 0
-convert(Samples(), {os.fspath(store)!r}, size=6, n_jobs=1, on_error="skip", quiet=True)
+convert(Samples(), {os.fspath(store)!r}, size=6, n_jobs=1, on_error="skip", no_shuffle=True, quiet=True)
 """
     command = [sys.executable, "-c", script]
     assert subprocess.run(command, capture_output=True, check=False).returncode == -signal.SIGSEGV
@@ -115,7 +116,7 @@ convert(Samples(), {os.fspath(store)!r}, size=6, n_jobs=1, on_error="skip", quie
     again = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (again.returncode, "Traceback" in again.stderr, "Fatal" in again.stderr) == (0, False, False), again.stderr
     train = open_store(store)["train"]
-    assert [(bad["key"], bad["reason"]) for bad in train.attrs["bad_samples"]] == [("33", "crashed-decoder")]
+    assert [(bad["key"], bad["reason"]) for bad in train.attrs["bad_samples"]] == [(str(deadly), "crashed-decoder")]
 
 
 @pytest.mark.parametrize("name", ["KilledWorker", "WorkerCrashedError", "ActorDiedError"])
