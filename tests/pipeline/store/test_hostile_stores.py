@@ -155,6 +155,15 @@ def test_hostile_compressed_stores_too(store: Path, tmp_path: Path, name: str, c
         _ = open_store(tmp_path / "b.zarr")["train"]
 
 
+def test_an_endless_split_that_its_attributes_confirm(store: Path) -> None:
+    edit(store / IMAGES, set_in("shape", 0, 2**32))
+    edit(store / "train/zarr.json", lambda m: m["attributes"].update(num_samples=2**32, num_valid=2**32 - 1))
+    with bounded(), pytest.raises(StoreError, match="missing chunk"):
+        _ = open_store(store)["train"]
+    with bounded():
+        assert not verify(store, quiet=True)["ok"]
+
+
 def test_a_folder_is_no_compressed_chunk(store: Path, tmp_path: Path) -> None:
     copy_store(store, tmp_path / "b.zarr", codec="zstd", quiet=True)
     path = tmp_path / "b.zarr" / "train" / "images" / "c.1.0.0.0"
