@@ -9,6 +9,8 @@ SETUP = "tests/trainer/test_setup.py::"
 TRAINING = "tests/trainer/test_training.py::"
 REPORT = "tests/trainer/report/test_run_report.py::"
 FOLDER = "tests/trainer/test_run_folder.py::"
+LOADER = "tests/trainer/test_loader.py::"
+DATASET = "tests/trainer/test_dataset.py::"
 
 
 class Mutant(NamedTuple):
@@ -197,6 +199,79 @@ MUTANTS = {
         "if error.exit_code >= 128:",
         "if True:",
         f"{SETUP}test_a_lone_error_is_said_without_waiting_for_others",
+    ),
+    # order, Dataset, Loader
+    "seed-plus-epoch": Mutant(
+        "order.py",
+        "bits = np.random.PCG64(np.random.SeedSequence([seed, epoch]))\n    if chunk_images",
+        "bits = np.random.PCG64(np.random.SeedSequence([seed + epoch]))\n    if chunk_images",
+        "tests/trainer/test_order.py::test_seed_and_epoch_are_not_added",
+    ),
+    "same-crops-each-epoch": Mutant(
+        "dataset.py",
+        "crop_offsets(self.seed, epoch, slots, room)",
+        "crop_offsets(self.seed, 0, slots, room)",
+        f"{DATASET}test_random_crops_are_keyed_by_seed_epoch_and_slot",
+    ),
+    "same-draws-each-epoch": Mutant(
+        "order.py",
+        "uniform(seed, epoch, np.arange(len(weights)), STREAM_DRAW)",
+        "uniform(seed, 0, np.arange(len(weights)), STREAM_DRAW)",
+        f"{DATASET}test_weights_draw_with_replacement_keyed_by_seed_and_epoch",
+    ),
+    "subset-not-in-fingerprint": Mutant(
+        "dataset.py",
+        "return digest.hexdigest()",
+        "return split.fingerprint",
+        f"{DATASET}test_a_subset_serves_its_slots_alone",
+    ),
+    "all-ranks-the-same": Mutant(
+        "loader.py",
+        "order[consumed + data.rank :",
+        "order[consumed :",
+        f"{LOADER}test_evaluation_with_more_ranks_than_samples",
+    ),
+    "resume-starts-again": Mutant(
+        "loader.py",
+        "self._consumed, self._resume = samples, True",
+        "self._consumed, self._resume = 0, True",
+        f"{LOADER}test_a_broken_off_epoch_starts_again_unless_loaded",
+    ),
+    "epoch-repeated": Mutant(
+        "loader.py",
+        "loader.data.set_epoch(loader._serving + 1)",
+        "loader.data.set_epoch(loader._serving)",
+        f"{LOADER}test_epochs_go_on_by_themselves",
+    ),
+    "batches-overwritten": Mutant(
+        "reading/batch_pool.py",
+        "        return torch.from_numpy(view)",
+        "        self.give_back(memory)\n        return torch.from_numpy(view)",
+        f"{LOADER}test_a_batch_in_use_is_never_overwritten",
+    ),
+    "shared-batches-overwritten": Mutant(
+        "reading/collate.py",
+        "shared[-1] = 1",
+        "shared[-1] = 0",
+        f"{DATASET}test_shared_memory_returns_when_its_batch_is_dropped",
+    ),
+    "changed-samples-served": Mutant(
+        "reading/collate.py",
+        "all(a is b for a, b in zip(self, self._whole, strict=True))",
+        "True",
+        f"{DATASET}test_samples_that_were_changed_are_collated_anew",
+    ),
+    "copy-unchecked": Mutant(
+        "reading/copy_crops.py",
+        "if row_bytes > row_stride:",
+        "if False:",
+        "tests/trainer/reading/test_copy_crops.py::test_what_c_cant_check_is_checked",
+    ),
+    "no-reading-ahead": Mutant(
+        "reading/read_ahead.py",
+        "begin + batch_size + max(batch_size, AHEAD_BYTES // extent)",
+        "begin",
+        f"{LOADER}test_cold_crops_are_asked_for_once_and_before_they_are_copied",
     ),
     # the run report
     "stars-across-datasets": Mutant(

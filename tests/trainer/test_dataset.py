@@ -385,14 +385,13 @@ def test_samples_that_were_changed_are_collated_anew(store):
     data = RankPartitionedDataset(store, crop=9)
     samples = data.__getitems__([3, 1, 4])
     assert collate(samples)[0].data_ptr() == samples[0][0].data_ptr()
-    want = [samples[2], samples[0]]
-    samples.pop(1)
-    samples.reverse()
-    for function in (collate, default_collate):
-        images, labels = function(samples)
-        assert torch.equal(images, torch.stack([image for image, _ in want]))
-        assert labels.tolist() == [label for _, label in want]
-        assert images.data_ptr() != want[0][0].data_ptr()
+    for change in (samples.reverse, samples.pop):
+        change()
+        for function in (collate, default_collate):
+            images, labels = function(samples)
+            assert torch.equal(images, torch.stack([image for image, _ in samples]))
+            assert labels.tolist() == [label for _, label in samples]
+            assert images.data_ptr() not in {image.data_ptr() for image, _ in samples}
     other = ConcatDataset([data, data])
     images, _ = next(iter(DataLoader(other, 4, sampler=[0, 51, 2, 53])))
     assert torch.equal(images[1], data[1][0])
