@@ -286,10 +286,7 @@ class Split:
         return self.maps.chunk(chunk)[start : start + self.image_bytes].reshape(self.image_shape)
 
     def read_image(self, i: int) -> np.ndarray:
-        """uint8 (H, W, C): slot i's image read from its file, for a few of them without mapping all files.
-
-        Through zarr where it is compressed; in format 1 that decodes the whole chunk.
-        """
+        """uint8 (H, W, C): slot i's image from its file, without a map; through zarr where it is compressed."""
         slot = self._slot(i)
         if not self.is_raw:
             import zarr
