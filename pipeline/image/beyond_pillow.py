@@ -6,7 +6,7 @@ import contextlib
 import importlib
 import io
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import ModuleType
 from typing import NamedTuple
 
@@ -14,14 +14,8 @@ import numpy as np
 from PIL import Image
 
 from pipeline.errors import BadSample
-from pipeline.image.pixel_modes import (
-    BITS_PER_SAMPLE,
-    MIN_IS_WHITE,
-    PHOTOMETRIC,
-    SAMPLE_FORMAT,
-    WHITE_16BIT,
-    DecodeOptions,
-)
+from pipeline.image.options import WHITE_16BIT, DecodeOptions, check_pixels
+from pipeline.image.pixel_modes import BITS_PER_SAMPLE, MIN_IS_WHITE, PHOTOMETRIC, SAMPLE_FORMAT
 from pipeline.text import one_line
 
 EXTRAS = {"pillow_heif": "heif", "pillow_jxl": "jxl", "imagecodecs": "imagecodecs", "tifffile": "imagecodecs"}
@@ -29,25 +23,12 @@ EXTRAS = {"pillow_heif": "heif", "pillow_jxl": "jxl", "imagecodecs": "imagecodec
 PLUGINS = {"HEIC": ("pillow_heif", "HEIF"), "JPEG XL": ("pillow_jxl", "JXL")}
 """Kind -> the package that teaches Pillow to read it, and Pillow's name of the format."""
 SIGNATURES = (
-    (0, b"\xff\x0a", "JPEG XL"),
-    (0, b"\0\0\0\x0cJXL \r\n\x87\n", "JPEG XL"),
-    (0, b"II\xbc", "JPEG XR"),
-    (0, b"8BPS", "Photoshop (PSD)"),
-    (0, b"v/1\x01", "OpenEXR"),
-    (0, b"#?RADIANCE", "Radiance HDR"),
-    (0, b"DDS ", "DDS"),
-    (0, b"SIMPLE  =", "FITS"),
-    (128, b"DICM", "DICOM"),
-    (0, b"gimp xcf", "GIMP (XCF)"),
-    (0, b"icns", "ICNS"),
-    (0, b"\x01\xda", "SGI"),
-    (0, b"BPG\xfb", "BPG"),
-    (0, b"FLIF", "FLIF"),
-    (0, b"%PDF", "PDF"),
-    (0, b"%!PS", "PostScript"),
-    (0, b"\xc5\xd0\xd3\xc6", "PostScript"),
-    (0, b"<svg", "SVG"),
-)
+    (0, b"\xff\x0a", "JPEG XL"), (0, b"\0\0\0\x0cJXL \r\n\x87\n", "JPEG XL"), (0, b"II\xbc", "JPEG XR"),
+    (0, b"8BPS", "Photoshop (PSD)"), (0, b"gimp xcf", "GIMP (XCF)"), (0, b"icns", "ICNS"), (0, b"\x01\xda", "SGI"),
+    (0, b"v/1\x01", "OpenEXR"), (0, b"#?RADIANCE", "Radiance HDR"), (0, b"DDS ", "DDS"), (0, b"SIMPLE  =", "FITS"),
+    (128, b"DICM", "DICOM"), (0, b"BPG\xfb", "BPG"), (0, b"FLIF", "FLIF"), (0, b"%PDF", "PDF"),
+    (0, b"%!PS", "PostScript"), (0, b"\xc5\xd0\xd3\xc6", "PostScript"), (0, b"<svg", "SVG"),
+)  # fmt: skip
 HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx")
 CONVERT = "convert it to PNG or JPEG first"
 # Second bytes of JPEG's frame markers: sequential, progressive, lossless; the same with arithmetic coding; JPEG-LS.
@@ -58,7 +39,6 @@ COMPRESSION, FILL_ORDER, ORIENTATION, SAMPLES, PLANES, EXTRA_SAMPLES = 259, 266,
 UNSPECIFIED, MIN_IS_BLACK, RGB = 0, 1, 2
 SEPARATE_PLANES = LOW_BIT_FIRST = SIGNED = 2
 
-Check = Callable[[int, int, DecodeOptions], None]
 Levels = tuple[np.ndarray, int | None]
 """uint or float (H, W) or (H, W, channels), and the level that is white where the file says it."""
 
@@ -131,13 +111,12 @@ def plugin_formats(data: bytes) -> tuple[str, ...]:
     return (extension,)
 
 
-def read_levels(data: bytes, options: DecodeOptions, check: Check) -> Levels | None:
+def read_levels(data: bytes, options: DecodeOptions) -> Levels | None:
     """The levels of a JPEG, JPEG 2000 or PNG that Pillow reads wrongly or not at all; None for those that it reads.
 
     Args:
         data: the file.
         options: the scale of levels of 16 bits; of colour, Pillow keeps the upper 8 only.
-        check: raises where an image of that height and width is too large; called before it is decoded.
 
     Raises:
         BadSample: imagecodecs isn't installed, or can't read this either.
@@ -172,7 +151,7 @@ def read_levels(data: bytes, options: DecodeOptions, check: Check) -> Levels | N
         kind = "colour PNG of 16 bits and --scale-16bit"
     else:
         return None
-    check(*size, options)
+    check_pixels(*size, options)
     codecs = package("imagecodecs", kind)
     with corrupt_if_it_fails():
         levels = getattr(codecs, decoder)(data)
@@ -196,11 +175,11 @@ def tiff_needs_levels(image: Image.Image, options: DecodeOptions) -> bool:
     )
 
 
-def read_tiff(data: bytes, options: DecodeOptions, check: Check, why: str) -> Levels:
+def read_tiff(data: bytes, options: DecodeOptions, why: str) -> Levels:
     """The levels of a TIFF's first picture, grey or RGB of any depth, for what Pillow can't read.
 
     Args:
-        data, options, check: as `read_levels`.
+        data, options: as `read_levels`.
         why: what Pillow can't read, for the message.
 
     Raises:
@@ -211,7 +190,7 @@ def read_tiff(data: bytes, options: DecodeOptions, check: Check, why: str) -> Le
     package("imagecodecs", kind)  # which tifffile decompresses with
     with corrupt_if_it_fails():
         page = tifffile.TiffFile(io.BytesIO(data)).pages[0]
-        check(page.imagelength, page.imagewidth, options)
+        check_pixels(page.imagelength, page.imagewidth, options)
         photometric, bits, unsigned = int(page.photometric), page.bitspersample, page.sampleformat == 1
         maximum = 2**bits - 1 if unsigned and bits <= 16 else None
         samples = 3 if photometric == RGB else 1

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import simplejpeg
 
 from pipeline.errors import BadSample
 from pipeline.image.beyond_pillow import PROGRESSIVE_JPEG, jpeg_frame
-from pipeline.image.pil_decode import PLAIN_PEAK_BYTES, check_pixels, jpeg_orientation, open_rgb
-from pipeline.image.pixel_modes import DecodeOptions, array_to_rgb, to_array
+from pipeline.image.options import DEFAULTS, PLAIN_PEAK_BYTES, Decoded, DecodeOptions, check_pixels
+from pipeline.image.pil_decode import jpeg_orientation, open_rgb
+from pipeline.image.pixel_modes import array_to_rgb, to_array
 from pipeline.image.placement import Placement, crop_placement
 from pipeline.image.resize import resize_into
 from pipeline.store.geometry import Geometry
@@ -30,27 +30,6 @@ HALF_SCALE = 6.0
 USUAL_SCANS, MAX_SCANS, MAX_SCANNED_PIXELS = 20, 100, 1 << 30
 PROGRESSIVE_PEAK_BYTES = 9  # a pixel's memory: three bytes, and three coefficients of two
 KEPT_BYTES = 1 << 26  # a decode buffer up to this size is kept for the next image
-
-
-DEFAULTS = DecodeOptions()
-
-
-@dataclass(frozen=True)
-class Decoded:
-    """What one sample was.
-
-    Attributes:
-        height, width: of the source in pixels, after the EXIF transpose where that is asked for.
-        mode: PIL's name of the source's pixel mode.
-        warnings: how often the decoder complained about a sample that it could decode all the same.
-        peak_16bit: highest of the 8-bit levels that levels of 16 bits became; -1 for sources of other depths.
-    """
-
-    height: int
-    width: int
-    mode: str
-    warnings: int
-    peak_16bit: int = -1
 
 
 class _Buffers(threading.local):
@@ -100,7 +79,8 @@ def decode_into(
             fast = _jpeg_into(data, geometries, outs, options)
             if fast is not None:
                 return fast
-            pixels, decoded = _decode_pil(data, options, exif_transpose=geometries[0].exif_transpose)
+            image, decoded = open_rgb(data, options, exif_transpose=geometries[0].exif_transpose)
+            pixels = to_array(image, _buffer(image.height, image.width))
         for geometry, out in zip(geometries, outs, strict=True):
             _resize_into(pixels, crop_placement(decoded.height, decoded.width, geometry), geometry, out)
     except MemoryError:
@@ -184,14 +164,6 @@ def _transpose(pixels: np.ndarray, orientation: int) -> np.ndarray:
 
 
 # Everything else
-
-
-def _decode_pil(data: bytes, options: DecodeOptions, *, exif_transpose: bool) -> tuple[np.ndarray, Decoded]:
-    """RGB pixels of anything that PIL reads."""
-    image, mode, is_16bit, warnings = open_rgb(data, options, exif_transpose=exif_transpose)
-    pixels = to_array(image, _buffer(image.height, image.width))
-    peak = int(pixels.max()) if is_16bit else -1
-    return pixels, Decoded(image.height, image.width, mode, warnings, peak)
 
 
 def _from_array(array: np.ndarray, options: DecodeOptions) -> tuple[np.ndarray, Decoded]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import struct
-from typing import NamedTuple
 
 from PIL import (  # noqa: F401 - each plugin registers its format
     AvifImagePlugin,
@@ -27,50 +26,32 @@ from PIL import (  # noqa: F401 - each plugin registers its format
 from pipeline.errors import BadSample
 from pipeline.image.beyond_pillow import Levels, plugin_formats, read_levels, read_tiff, tiff_needs_levels
 from pipeline.image.decode_warnings import DecodeWarnings, captured_warnings
-from pipeline.image.pixel_modes import BITS_PER_SAMPLE, DecodeOptions, levels_to_rgb, to_rgb
+from pipeline.image.options import DEEP_PEAK_BYTES, PLAIN_PEAK_BYTES, WHITE_16BIT, Decoded, DecodeOptions, check_pixels
+from pipeline.image.pixel_modes import BITS_PER_SAMPLE, levels_to_rgb, to_rgb
 from pipeline.text import one_line
 
 # Formats that the content may be in. Each starts with a signature, so that text can't pass for an image, and none
 # runs another program.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM", "ICO", "QOI")
 EXIF_ORIENTATION = 0x0112
-# Memory that decoding takes at its peak, in bytes for each pixel, as measured.
+# Formats that take more memory than others while they are decoded, in bytes for each pixel.
 PEAK_BYTES = {"WEBP": 25, "JPEG2000": 25, "AVIF": 20, "JXL": 21}
-DEEP_PEAK_BYTES, PLAIN_PEAK_BYTES = 20, 8  # other formats: with alpha or more than 8 bits, and without
 TIFF_STARTS = (b"II", b"MM")
 TIFF_LIMITS = ("unknown pixel mode", "unknown raw mode", "samples per pixel", "codec configuration")
 """What Pillow says of a TIFF that is laid out in a way that it can't read."""
 PLAIN_MODES = ("1", "L", "P", "RGB", "CMYK", "YCbCr")
 
 
-class Opened(NamedTuple):
-    """An image of mode RGB; of its source: PIL's name of the mode, whether levels have 16 bits, decoder warnings."""
-
-    rgb: Image.Image
-    mode: str
-    is_16bit: bool
-    warnings: int
-
-
-def check_pixels(height: int, width: int, options: DecodeOptions, peak_bytes: int = DEEP_PEAK_BYTES) -> None:
-    """Raise BadSample where an image has more pixels, or takes more memory (in bytes for each pixel), than allowed."""
-    if height * width > options.max_pixels:
-        raise BadSample("too-large", f"{width} x {height} pixels; --max-pixels is {options.max_pixels:,}")
-    if height * width * peak_bytes > options.max_bytes:
-        needed, allowed = height * width * peak_bytes / 1e9, options.max_bytes / 1e9
-        raise BadSample(
-            "too-large",
-            f"{width} x {height} pixels take {needed:.1f} GB to decode, of {allowed:.1f} GB; raise --max-pixels",
-        )
-
-
-def open_rgb(data: bytes, options: DecodeOptions, *, exif_transpose: bool) -> Opened:
+def open_rgb(data: bytes, options: DecodeOptions, *, exif_transpose: bool) -> tuple[Image.Image, Decoded]:
     """The first frame of an encoded image.
 
     Args:
         data: the file's bytes; they decide the format.
         options: limits, background and scale.
         exif_transpose: turn the image upright.
+
+    Returns:
+        The image in mode RGB, and what it was.
 
     Raises:
         BadSample: the image can't be converted.
@@ -85,20 +66,21 @@ def open_rgb(data: bytes, options: DecodeOptions, *, exif_transpose: bool) -> Op
             bad = _why_unidentified(data) if isinstance(error, UnidentifiedImageError) else _bad_sample(error, data)
             if not data.startswith(TIFF_STARTS) or not (bad.reason == "unsupported" or noted.codec_is_missing):
                 raise bad from None
-            image, mode, deep = _from_levels(read_tiff(data, options, check_pixels, bad.detail), options)
-    return Opened(image, mode, deep, noted.count)
+            image, mode, deep = _from_levels(read_tiff(data, options, bad.detail), options)
+    peak = max(high for _, high in image.getextrema()) if deep else -1  # type: ignore[misc] # RGB has three pairs
+    return image, Decoded(image.height, image.width, mode, noted.count, peak)
 
 
 def _open(
     data: bytes, options: DecodeOptions, exif_transpose: bool, noted: DecodeWarnings
 ) -> tuple[Image.Image, str, bool]:
-    levels = read_levels(data, options, check_pixels)
+    levels = read_levels(data, options)
     if levels is not None:
         return _from_levels(levels, options)
     image: Image.Image = Image.open(io.BytesIO(data), formats=plugin_formats(data) or FORMATS)
     _check_image(image, options)
     if image.format == "TIFF" and tiff_needs_levels(image, options):
-        return _from_levels(read_tiff(data, options, check_pixels, "Pillow reads its layout wrongly"), options)
+        return _from_levels(read_tiff(data, options, "Pillow reads its layout wrongly"), options)
     image.load()
     _check_image(image, options)  # of an icon the size is known only now
     mode, deep = image.mode, _is_16bit(image, data)
@@ -128,7 +110,7 @@ def _from_levels(levels: Levels, options: DecodeOptions) -> tuple[Image.Image, s
     array, maximum = levels
     mode = "L" if array.ndim == 2 else "RGB"
     deep = f";{8 * array.itemsize}" if array.itemsize > 1 else ""
-    return Image.fromarray(levels_to_rgb(array, maximum, options)), mode + deep, maximum == 65535
+    return Image.fromarray(levels_to_rgb(array, maximum, options)), mode + deep, maximum == WHITE_16BIT
 
 
 def jpeg_orientation(data: bytes) -> int:

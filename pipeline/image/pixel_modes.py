@@ -2,52 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
 from PIL import Image
 
 from pipeline.errors import BadSample
+from pipeline.image.options import DEFAULTS, WHITE_16BIT, DecodeOptions
 
 BITS_PER_SAMPLE, PHOTOMETRIC, SAMPLE_FORMAT = 258, 262, 339  # TIFF tags
 MIN_IS_WHITE = 0
 STRIP_PIXELS = 1 << 20
-WHITE_16BIT = 65535
 
 
-@dataclass(frozen=True)
-class DecodeOptions:
-    """How to decode.
-
-    Args:
-        max_pixels: larger images are refused before they are decoded.
-        background: what shows through transparent pixels, (R, G, B).
-        scale_16bit: the level that becomes white in images of 16 bits a channel; `max`: each image's own highest.
-    """
-
-    max_pixels: int = 178_956_970
-    background: tuple[int, int, int] = (255, 255, 255)
-    scale_16bit: int | str = WHITE_16BIT
-
-    @property
-    def max_bytes(self) -> int:
-        """Memory that decoding one image may take: 2 GB, or 12 bytes for each allowed pixel where that is more."""
-        return max(2_000_000_000, 12 * self.max_pixels)
-
-    def to_recipe(self) -> dict[str, Any]:
-        """What a store records of it."""
-        recipe: dict[str, Any] = {"max_pixels": self.max_pixels, "background": list(self.background)}
-        return recipe if self.scale_16bit == WHITE_16BIT else {**recipe, "scale_16bit": self.scale_16bit}
-
-    @classmethod
-    def from_recipe(cls, recipe: dict[str, Any]) -> DecodeOptions:
-        """The options that a store's recipe records. Raises KeyError, TypeError or ValueError where it is damaged."""
-        scale = recipe.get("scale_16bit", WHITE_16BIT)
-        return cls(recipe["max_pixels"], tuple(recipe["background"]), scale)
-
-
-def to_rgb(image: Image.Image, options: DecodeOptions = DecodeOptions()) -> Image.Image:
+def to_rgb(image: Image.Image, options: DecodeOptions = DEFAULTS) -> Image.Image:
     """A loaded image, in any mode that PIL reads, in mode RGB.
 
     Raises:
@@ -181,7 +147,7 @@ def image_to_array(image: Image.Image) -> np.ndarray:
     return np.asarray(to_rgb(image))
 
 
-def array_to_rgb(array: np.ndarray, options: DecodeOptions = DecodeOptions()) -> np.ndarray:
+def array_to_rgb(array: np.ndarray, options: DecodeOptions = DEFAULTS) -> np.ndarray:
     """uint8 (H, W, 3), C-contiguous, out of uint8 or uint16 (H, W), (H, W, 1), (H, W, 3) or (H, W, 4).
 
     16 bits are scaled to 8, a fourth channel is alpha over the background.

@@ -266,7 +266,8 @@ def decoded_full(data: bytes) -> np.ndarray:
     """Through PIL, which always decodes at full scale."""
     geometry = Geometry(32)
     out = np.empty(geometry.image_shape, np.uint8)
-    pixels, info = decode._decode_pil(data, DecodeOptions(), exif_transpose=False)
+    image, info = decode.open_rgb(data, DecodeOptions(), exif_transpose=False)
+    pixels = np.asarray(image)
     assert info.height
     decode.resize_into(
         pixels, decode.crop_placement(info.height, info.width, geometry).box, (32, 32), geometry.filter, out

@@ -20,8 +20,8 @@ import pytest
 from PIL import Image
 
 from pipeline.errors import BadSample
+from pipeline.image.options import DecodeOptions
 from pipeline.image.pil_decode import open_rgb
-from pipeline.image.pixel_modes import DecodeOptions
 
 HEIGHT, WIDTH = 11, 13
 
@@ -48,7 +48,7 @@ def extras(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> b
 def decoded(data: bytes) -> np.ndarray | str:
     """RGB as int (H, W, 3), or why the sample is bad."""
     try:
-        return np.asarray(open_rgb(data, DecodeOptions(), exif_transpose=False).rgb).astype(int)
+        return np.asarray(open_rgb(data, DecodeOptions(), exif_transpose=False)[0]).astype(int)
     except BadSample as bad:
         return bad.reason
 
