@@ -84,7 +84,7 @@ def sections() -> dict[str, list[str]]:
         for line in document.read_text().replace("\\\n ", "").splitlines():
             if line.strip().startswith("```"):
                 language = line.strip(" `") if language is None else None
-                assert language in (None, "", "bash", "console", "py", "python", "text"), f"{document}: {line}"
+                assert language in (None, "", "bash", "console", "py", "python", "text", "yaml"), f"{document}: {line}"
             elif language is None and line.startswith("#"):
                 heading = f"{document.relative_to(ROOT)}: {line.strip('# ')}"
             elif language == "bash" and (command := re.sub(r"(^|\s+)# .*", "", line).strip()):
