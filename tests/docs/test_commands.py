@@ -203,6 +203,7 @@ SCENARIOS = [
         flags=f"{RUN} --model resnet18 --crop 32 --eval-crop 32",  # torchvision has weights for it
         replaced={"--nproc-per-node=2": "--nproc-per-node=1", "--nproc-per-node=8": "--nproc-per-node=2"},
     ),
+    Scenario(("docs/training.md: Growing resolution",)),
     Scenario(
         ("docs/training.md: Using the weights",), given=("data/own-224.zarr",), before={"trainer.predict": train_own}
     ),
