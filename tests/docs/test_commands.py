@@ -183,7 +183,7 @@ class Scenario:
 
 
 SCENARIOS = [
-    Scenario(("README.md: ImageNet in five commands", "README.md: Training")),
+    Scenario(("README.md: ImageNet in five commands", "README.md: Training"), slow=True),
     Scenario(("README.md: Your own images",), leaves=("data/own-224.html", "runs/own/report.html")),
     Scenario(("docs/training.md: CIFAR-10 on two CPU cores",), slow=True),
     Scenario(
