@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, cast
 
@@ -252,13 +253,19 @@ def _copy_split(
                 )
         return min(chunk_images, num_samples - chunk * chunk_images)
 
-    jobs = (joblib.delayed(copy_chunk)(chunk) for chunk in range(len(arrays.digests)))
     with joblib.parallel_config(backend="threading"):
         workers = max(1, min(joblib.effective_n_jobs(n_jobs), len(arrays.digests)))
-    threads = joblib.Parallel(n_jobs=workers, prefer="threads", return_as="generator_unordered")
-    with Progress(f"copy {name}", num_samples, math.prod(image_shape), quiet=quiet) as progress:
-        for num_images in threads(jobs):
-            progress.advance(num_images)
+    # Leaving the pool waits for what runs, so that after an error nothing writes any more.
+    with (
+        Progress(f"copy {name}", num_samples, math.prod(image_shape), quiet=quiet) as progress,
+        ThreadPoolExecutor(workers, "copy") as pool,
+    ):
+        try:
+            for done in as_completed([pool.submit(copy_chunk, chunk) for chunk in range(len(arrays.digests))]):
+                progress.advance(done.result())
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def _is_raw(images: zarr.Array[Any]) -> bool:

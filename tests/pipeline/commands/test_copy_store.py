@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import zarr
 from folders import same_tree
 from stores import make_images, make_store
 
+import pipeline.commands.copy_store as copy_module
 from pipeline import open_store
 from pipeline.commands.copy_store import CODECS, copy_store
 from pipeline.errors import StoreError, StoreNotFoundError, UsageError
@@ -63,7 +65,15 @@ def test_a_compressed_store_says_how_to_train_from_it(store: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("damage", ["flip", "missing"])
-def test_damage_is_found_before_it_is_copied(store: Path, tmp_path: Path, damage: str) -> None:
+def test_damage_is_found_before_it_is_copied(
+    store: Path, tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_slowly(*args: Any) -> None:  # so that one is being written when the other turns out to be damaged
+        time.sleep(0.3)
+        write_chunk(*args)
+
+    write_chunk = copy_module._write_chunk
+    monkeypatch.setattr(copy_module, "_write_chunk", write_slowly)
     path = store / "train" / "images" / "c.1.0.0.0"
     if damage == "flip":
         data = bytearray(path.read_bytes())
@@ -72,7 +82,8 @@ def test_damage_is_found_before_it_is_copied(store: Path, tmp_path: Path, damage
     else:
         path.unlink()
     with pytest.raises(StoreError, match=r"a\.zarr/train: chunk c\.1\.0\.0\.0 is missing or altered"):
-        copy_store(store, tmp_path / "b.zarr", codec="zstd", quiet=True)
+        copy_store(store, tmp_path / "b.zarr", codec="zstd", n_jobs=2, quiet=True)
+    time.sleep(0.4)
     assert sorted(child.name for child in tmp_path.iterdir()) == ["a.zarr"]
 
 
