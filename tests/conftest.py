@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,3 +35,8 @@ def restore_sigterm() -> Iterator[None]:
     before = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, before)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: no collection of garbage looks at it again."""
+    gc.freeze()

@@ -302,8 +302,8 @@ def test_importing_it_brings_in_nothing_of_the_converter(store):
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_ten_thousand_chunks_under_sixty_four_descriptors(tmp_path):
-    random_store(tmp_path / "s", 10_000, size=4, chunk_bytes=48)
+def test_a_thousand_chunks_under_sixty_four_descriptors(tmp_path):
+    random_store(tmp_path / "s", 1_000, size=4, chunk_bytes=48)
     code = f"""
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
@@ -313,10 +313,10 @@ from trainer.dataset import RankPartitionedDataset
 from trainer.loader import Loader
 if __name__ == "__main__":
     data = RankPartitionedDataset({str(tmp_path / "s")!r})
-    assert sum(len(labels) for _, labels in Loader(data, 100, threads=2)) == 10_000
+    assert sum(len(labels) for _, labels in Loader(data, 100, threads=2)) == 1_000
     for start in ("fork", "spawn"):
         loader = DataLoader(data, batch_size=500, num_workers=2, multiprocessing_context=start)
-        assert sum(len(labels) for _, labels in loader) == 10_000
+        assert sum(len(labels) for _, labels in loader) == 1_000
 """
     (tmp_path / "script.py").write_text(code)
     subprocess.run([sys.executable, str(tmp_path / "script.py")], check=True, cwd=Path(__file__).parents[2])

@@ -107,17 +107,13 @@ def test_the_literal_command_then_resume_on_one_rank(store: Path, tmp_path: Path
         assert torch.allclose(value, whole["model"][name], rtol=1e-4, atol=1e-5)
 
 
-def test_refusals_are_one_line_from_rank_0_and_end_all_ranks(tmp_path: Path) -> None:
+def test_a_refusal_is_one_line_from_rank_0_and_ends_all_ranks(tmp_path: Path) -> None:
     images, labels = quadrant_images(4)
     single = make_store(tmp_path / "one.zarr", {"train": (images[:1], labels[:1]), "val": (images, labels)})
-    for fields, words in (
-        ({"data": single, "out": tmp_path / "a", "global_batch": 2}, "1 samples"),
-        ({"data": single, "out": tmp_path / "a", "global_batch": 3}, "--global-batch 3: not divisible by 2 ranks"),
-    ):
-        done = torchrun(2, fields)
-        assert done.returncode != 0
-        (line,) = own_lines(done.stderr)
-        assert words in line
+    done = torchrun(2, {"data": single, "out": tmp_path / "a", "global_batch": 2})
+    assert done.returncode != 0
+    (line,) = own_lines(done.stderr)
+    assert "1 samples" in line
 
 
 def test_sigterm_to_torchrun_leaves_a_checkpoint_and_no_process(store: Path, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from trainer.bench.machine import bytes_read, cores, describe, evict, on_cores, 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measurement, "PASS_SECONDS", 0.01)
+    monkeypatch.setattr(measurement, "REPEATS", 1)
 
 
 @pytest.mark.parametrize("label", [0, -2])
