@@ -25,23 +25,28 @@ def copy_project(folder: Path) -> None:
     shutil.copy(ROOT / "pyproject.toml", folder)
 
 
-def is_noticed(mutant: Mutant, folder: Path) -> bool:
-    """Whether a test fails in the copy with the fault in it, which is taken out again.
+def run_tests(tests: list[str], folder: Path) -> bool:
+    """Whether one of these tests fails in the copy.
 
     Raises:
         RuntimeError: the tests couldn't be run.
     """
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode not in (0, 1):
+        raise RuntimeError(f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.returncode == 1
+
+
+def is_noticed(mutant: Mutant, folder: Path) -> bool:
+    """Whether a test fails in the copy with the fault in it, which is taken out again."""
     file = folder / "trainer" / mutant.file
     text = file.read_text()
     file.write_text(text.replace(mutant.old, mutant.new))
     try:
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *mutant.tests.split(" ")]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        return run_tests(mutant.tests.split(" "), folder)
     finally:
         file.write_text(text)
-    if done.returncode not in (0, 1):
-        raise RuntimeError(f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
-    return done.returncode == 1
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -56,6 +61,11 @@ def main(argv: list[str] | None = None) -> int:
     unnoticed = []
     with tempfile.TemporaryDirectory() as folder:
         copy_project(Path(folder))
+        wanted = [MUTANTS[name] for name in options.only or MUTANTS]
+        tests = sorted({test for mutant in wanted for test in mutant.tests.split(" ")})
+        if run_tests(tests, Path(folder)):
+            sys.stdout.write("the tests fail without any fault; mend that first\n")
+            return 1
         for name in options.only or MUTANTS:
             noticed = is_noticed(MUTANTS[name], Path(folder))
             sys.stdout.write(f"{name:28} {'dead' if noticed else 'ALIVE: ' + MUTANTS[name].tests}\n")
