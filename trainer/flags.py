@@ -5,8 +5,10 @@ from __future__ import annotations
 import difflib
 import json
 import re
+import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, fields
+from dataclasses import MISSING, asdict, fields
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
@@ -21,7 +23,22 @@ EXAMPLES = """examples:
   python trainer/main.py --data data/own-64.zarr --model resnet18 --crop 56 --epochs 20 --lr 0.2 --out runs/own
   torchrun --nproc-per-node=2 trainer/main.py --config runs/own/config.yaml --resume auto      # go on, on two ranks
   python trainer/main.py --data data/own-64.zarr --model resnet18 --weights runs/own/best.pt --eval-only
-Any flag may stand in the YAML file, with underscores or dashes; flags after --config override it."""
+Any flag may stand in the YAML file, with underscores or dashes; flags after --config override it.
+--no-SWITCH takes a switch back, such as --no-compile."""
+
+RECIPES = Path(__file__).parent / "recipes"
+
+GROUPS = {
+    "data": "data and weights",
+    "model": "model",
+    "epochs": "schedule and optimizer",
+    "augment": "augmentation",
+    "eval_crop": "evaluation",
+    "stages": "the run",
+}
+"""Headings of the help, each before its first field."""
+
+PLACEHOLDERS = {"data": "STORE", "out": "FOLDER", "resume": "auto|PATH", "weights": "PATH", "subset": "FILE"}
 
 KINDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
 """Types of fields in words."""
@@ -29,10 +46,43 @@ KINDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or
 
 class _Parser(ArgumentParser):
     def format_help(self, *args: Any, **kwargs: Any) -> str:
-        return _dashes(super().format_help(*args, **kwargs)) + f"\n{EXAMPLES}\n"
+        """Each field with its choices and its default, in groups."""
+        helps = {action.dest: str(action.help) for action in self._actions}
+        lines = [f"usage: {self.prog} --data STORE [--config RECIPE.yaml] [any field]", "", str(self.description)]
+        for item in fields(Config):
+            if item.name in GROUPS:
+                lines += ["", f"{GROUPS[item.name]}:"]
+            default = item.default if item.default_factory is MISSING else []
+            shown = "" if default in (MISSING, None, False, []) else f" (default: {_shown(default)})"
+            lines += _paragraph(f"--{item.name}{_choices(item.name)}", helps[item.name] + shown)
+        lines += ["", "files and help:"]
+        for name, value in (("config", " FILE|NAME"), ("version", ""), ("help", "")):
+            lines += _paragraph(f"--{name}{value}", helps[name])
+        return _dashes("\n".join(lines)) + f"\n\n{EXAMPLES}\n"
 
     def get_completion_script(self, *args: Any, **kwargs: Any) -> str:
         return _dashes(super().get_completion_script(*args, **kwargs))
+
+
+def _paragraph(flag: str, text: str) -> list[str]:
+    head = [] if len(flag) < 27 else [f"  {flag}"]
+    first = f"  {flag:27} " if not head else " " * 30
+    return head + textwrap.wrap(" ".join(text.split()), 110, initial_indent=first, subsequent_indent=" " * 30)
+
+
+def _choices(name: str) -> str:
+    """What may follow a flag, as a person writes it."""
+    kind = get_type_hints(Config)[name]
+    kinds = [part for part in get_args(kind) if part is not type(None)] or [kind]
+    if kinds == [bool]:
+        return ""
+    if get_origin(kind) is Literal:
+        return " " + "|".join(kinds)
+    return " " + (PLACEHOLDERS.get(name) or {int: "N", float: "X", str: "NAME"}.get(kinds[0], "LIST"))
+
+
+def _shown(default: object) -> str:
+    return str(default).lower() if isinstance(default, bool) else str(default)
 
 
 def _dashes(text: str) -> str:
@@ -53,7 +103,7 @@ def parse(argv: Sequence[str]) -> Config:
         version=__version__,
         allow_abbrev=False,
     )
-    parser.add_argument("--config", metavar="FILE", help="YAML file with any of the fields below.")
+    parser.add_argument("--config", help=f"YAML file with any of these fields, or a recipe's name: {_recipe_names()}.")
     parser.add_class_arguments(Config, as_group=False)
     try:
         values = parser.parse_args(list(_plain_flags(argv)))
@@ -93,7 +143,10 @@ def _check_name(name: str, where: str) -> None:
     known = [item.name for item in fields(Config)]
     if name not in (*known, "config", "help", "version", "print_completion"):
         close = difflib.get_close_matches(name, known, 1)
-        raise UsageError(f"{where}: unknown; " + (f"did you mean {close[0]}?" if close else "see --help"))
+        dashes = "--" if where.startswith("--") else ""
+        raise UsageError(
+            f"{where}: unknown; " + (f"did you mean {_dashes(dashes + close[0])}?" if close else "see --help")
+        )
 
 
 def _check_stages(text: str) -> None:
@@ -133,17 +186,25 @@ def dump(config: Config) -> str:
     return yaml.dump(asdict(config), Dumper=_Dumper, sort_keys=False)
 
 
+def _recipe_names() -> str:
+    return ", ".join(sorted(path.stem for path in RECIPES.glob("*.yaml")))
+
+
 def _recipe_flags(file: str) -> Iterator[str]:
-    """The fields of a YAML file as flags.
+    """The fields of a YAML file, or of the recipe of that name, as flags.
 
     Raises:
         UsageError: not a file of fields.
     """
+    named = RECIPES / f"{file}.yaml"
     try:
-        with open(file, encoding="utf-8") as recipe:
+        path = named if Path(file).name == file and named.exists() and not Path(file).exists() else file
+        with open(path, encoding="utf-8") as recipe:
             values = yaml.load(recipe, _Loader)
     except OSError as error:
-        raise UsageError(f"--config {file}: {error.strerror}; check the path") from error
+        raise UsageError(
+            f"--config {file}: {error.strerror}; give a path, or one of the recipes {_recipe_names()}"
+        ) from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{file}: not a text in UTF-8 (byte {error.start}); save it as such") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import trainer
 from pipeline import __version__
 from pipeline.errors import UsageError
 from trainer.config import Config, Stage
@@ -57,7 +58,7 @@ def test_config_yaml_round_trip(name: str, tmp_path: Path) -> None:
     ("args", "words"),
     [
         ([], ["data", "required"]),
-        (["--data=s", "--globl-batch=3"], ["--globl-batch", "did you mean global_batch?"]),
+        (["--data=s", "--globl-batch=3"], ["--globl-batch", "did you mean --global-batch?"]),
         (["--data=s", "--conf=r.yaml"], ["--conf"]),
         (["--data=s", "--lr=fast"], ["--lr fast: must be a number"]),
         (["--data=s", "--epochs=2.5"], ["--epochs 2.5: must be a whole number"]),
@@ -131,9 +132,25 @@ def test_help_explains_every_field(capsys: pytest.CaptureFixture[str]) -> None:
     assert caught.value.code == 0
     text = capsys.readouterr().out
     for item in fields(Config):
-        assert f"--{item.name.replace('_', '-')}" in text
-    assert "_batch" not in text.replace("GLOBAL_BATCH", "")
-    assert "examples:\n  torchrun" in text
+        assert f"\n  --{item.name.replace('_', '-')}" in text
+    assert not re.search(r"--\w+_", text)
+    assert "  --order random|windowed " in text
+    assert "(default: 500)" in text
+    assert text.index("\nschedule and optimizer:") < text.index("  --lr X") < text.index("\naugmentation:")
+    assert max(map(len, text.partition("examples:")[0].splitlines())) <= 110
+
+
+@pytest.mark.quick
+def test_a_recipe_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = Path(trainer.__file__).parent / "recipes" / "resnet50-16.yaml"
+    assert parse(["--config", "resnet50-16", "--data=s"]) == parse([f"--config={path}", "--data=s"])
+    with pytest.raises(UsageError, match=r"--config resnet51: No such file.*resnet50-16, .*vit_s"):
+        parse(["--config", "resnet51", "--data=s"])
+    with pytest.raises(UsageError, match="--config recipes/resnet50: No such file"):
+        parse(["--config", "recipes/resnet50", "--data=s"])
+    (tmp_path / "resnet50").write_text("epochs: 3")  # a file goes first
+    assert parse(["--config", "resnet50", "--data=s"]).epochs == 3
 
 
 @pytest.mark.quick
