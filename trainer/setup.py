@@ -70,9 +70,12 @@ class TrainingSetup:
         model = make_model(config, len(self.class_ids), crop or int(evaluated.geometry["size"]))
         if isinstance(model, WhitenedNet) and "train" in store:
             split = store["train"]
-            images = np.stack([split.image(slot) for slot in split.valid_slots[:WHITENING_IMAGES].tolist()])
+            if self.stretched:
+                check_source_sizes(split)
+            slots = split.valid_slots[:WHITENING_IMAGES]
+            images = np.stack([split.image(slot) for slot in slots.tolist()])
             pixels = torch.from_numpy(images).permute(0, 3, 1, 2).to(device)
-            model.whiten(self.transform.evaluation(pixels).cpu())
+            model.whiten(self.transform.evaluation(pixels, split.source_size[slots]).cpu())
         if config.weights:
             # rank 0 alone reads, or downloads
             state = broadcast_object(read_weights(config.weights, config.model) if ranks.rank == 0 else None, ranks)

@@ -105,11 +105,27 @@ def test_gray_squares_too(tmp_path: Path, pictures: list[tuple[np.ndarray, int]]
     assert run_here(data=tmp_path / "a.zarr", out=tmp_path / "run", crop=24, augment="rrc", epochs=1) == 0
 
 
+def test_whitening_sees_whole_pictures(store: Path, tmp_path: Path) -> None:
+    assert run_here(data=store, out=tmp_path / "run", model="whitened_net", crop=48, epochs=1) == 0
+
+
+def test_bad_slots_have_no_size_and_are_never_served(tmp_path: Path, pictures: list[tuple[np.ndarray, int]]) -> None:
+    samples, path = [*pictures[:32], (b"no picture", 0)], tmp_path / "a.zarr"
+    convert({"train": samples, "val": samples}, path, size=32, fit="stretch", on_error="skip", n_jobs=1, quiet=True)
+    assert (open_store(path)["train"].source_size < 1).any()
+    for augment in ("crop", "rrc"):
+        assert run_here(data=path, out=tmp_path / augment, crop=24, augment=augment, epochs=1) == 0
+        assert np.isfinite(metrics(tmp_path / augment)[-1]["val_loss"])
+
+
 def test_refusals(store: Path, tmp_path: Path, pictures: list[tuple[np.ndarray, int]], capsys) -> None:
     fields = {"data": store, "out": tmp_path / "run"}
     assert "--pad 2" in refusal(capsys, **fields, pad=2)
     assert f"--crop {SIZE + 1}" in refusal(capsys, **fields, crop=SIZE + 1)
     assert "--eval-resize" in refusal(capsys, **fields, crop=48, eval_resize=40)
+    for augment in ("crop", "rrc"):
+        assert f"--eval-crop {SIZE + 1}" in refusal(capsys, **fields, crop=48, eval_crop=SIZE + 1, augment=augment)
+        assert "--eval-crop" in refusal(capsys, **fields, crop=40, eval_crop=56, eval_resize=48, augment=augment)
     convert({"train": pictures[:32]}, tmp_path / "cut.zarr", size=SIZE, n_jobs=1, quiet=True)
     assert "--eval-resize 56" in refusal(capsys, data=tmp_path / "cut.zarr", out=tmp_path / "run", eval_resize=56)
     assert not (tmp_path / "run").exists()
