@@ -17,8 +17,20 @@ from PIL import Image
 
 from pipeline.errors import UsageError
 from pipeline.store.reader import open_store
-from tests.bench.accuracy import parity
-from tests.bench.accuracy.arms import ARMS, BASE, CROP, FAMILIES, FILTERS, SIZES, Arm, Settings, arm, store_path
+from tests.bench.accuracy import parity, whole_pictures
+from tests.bench.accuracy.arms import (
+    ARMS,
+    BASE,
+    CROP,
+    FAMILIES,
+    FILTERS,
+    SIZES,
+    STRETCHED,
+    Arm,
+    Settings,
+    arm,
+    store_path,
+)
 from tests.bench.accuracy.data import make_originals, make_stores
 from tests.bench.accuracy.run import place_name, start, train_and_evaluate
 from tests.bench.accuracy.summary import Spread, difference, draw, put_into, table
@@ -90,9 +102,10 @@ def test_all_arms_take_the_same_steps_on_the_same_pictures(chosen: Arm, work: Pa
     assert result["steps"] == 3 * (2 * 6 // 8)
     assert result["samples"] == result["steps"] * 8
     assert np.isfinite(result["train_loss"])
-    assert result["own"] == f"{CROP} of {chosen.filter}-{chosen.size}"
-    common = {f"{CROP} of bicubic-{size}" for size in SIZES if size >= CROP}
-    assert set(result["top1"]) == common | {result["own"], "32 of bicubic-32"}
+    kind = "stretch" if chosen.fit == "stretch" else chosen.filter
+    assert result["own"] == f"{CROP} of {kind}-{chosen.size}"
+    whole = {f"{CROP} of stretch-{size}" for size in STRETCHED}
+    assert set(result["top1"]) == whole | {result["own"], "28 of bicubic-32", "32 of bicubic-32"}
 
 
 def test_arms_differ_in_what_feeds_the_network_alone(work: Path) -> None:
@@ -195,6 +208,12 @@ def test_the_table_gives_means_spreads_and_differences_by_seed() -> None:
     assert "60 s in the median with 2 runs at a time, which makes 2 minutes for all" in text
 
 
+def test_resized_crops_are_compared_with_torchvisions_of_their_scale() -> None:
+    text = table(made_up({BASE: [0.6], "ordinary-0.35": [0.7], "rrc-32-0.35": [0.69], "whole-rrc-36-0.08": [0.62]}))
+    differences = [line.split("|")[4].strip() for line in text.splitlines()[2:6]]
+    assert differences == ["", "+10.0", "-1.0", "+2.0"]
+
+
 def test_differences_pair_equal_seeds() -> None:
     summary = made_up({BASE: [0.5, 0.7], "crop-28": [0.4, 0.6, 0.9]})
     runs = {name: {r["seed"]: r for r in summary["results"] if r["arm"] == name} for name in (BASE, "crop-28")}
@@ -280,3 +299,28 @@ def test_parity_fails_above_its_tolerance() -> None:
     row = {"store_top1": 0.752, "ordinary_top1": 0.75, "store_top5": 0.92, "ordinary_top5": 0.922}
     assert parity.within([row])
     assert not parity.within([row, {**row, "store_top5": 0.926}])
+
+
+def test_whole_pictures_show_the_same_parts_from_the_jpegs_and_the_stores(wordnet_folder: Path, tmp_path: Path) -> None:
+    pictures = parity.Pictures(wordnet_folder, tmp_path)
+    data = pictures.data("bicubic")
+    for scale in (whole_pictures.CENTRE, *whole_pictures.SCALES):
+        for cut in (False, True):
+            ((wanted, labels),) = whole_pictures.originals(pictures, data, scale, "bicubic", cut=cut)
+            stored = whole_pictures.from_cut(pictures, scale, "cubic")
+            if not cut:
+                stored = whole_pictures.from_whole(pictures, 320, scale, "cubic")
+            ((found, same),) = stored
+            assert labels.tolist() == same.tolist()
+            errors = (found.float() - wanted.float()).abs().mean((1, 2, 3))
+            others = (found.float() - wanted.flip(0).float()).abs().mean((1, 2, 3))
+            assert (errors < others / 3).all()
+
+
+def test_whole_pictures_make_a_table(wordnet_folder: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    rows = whole_pictures.measure(Thirds(), wordnet_folder, tmp_path)
+    assert [len(row["top1"]) for row in rows] == [3] * 8 + [2, 3, 2]
+    assert all(same == 1 for row in (rows[0], rows[8]) for same in row["same"].values())
+    text = whole_pictures.table(rows, {"cores": 2, "processor": "a processor"}, 60.0)
+    assert sum(line.startswith(("| JPEG", "| whole", "| cut")) for line in text.splitlines()) == 11

@@ -1,6 +1,7 @@
 """What a store of fixed squares costs in accuracy, and which setting makes up for it: a controlled study on CIFAR-10.
 
-    python -m tests.bench.accuracy --images cifar10.tar.gz [--seeds 3] [--jobs 2] [--work FOLDER] [--docs docs]
+    python -m tests.bench.accuracy --images cifar10.tar.gz [--seeds 3] [--jobs 2] [--work FOLDER]
+        [--docs docs] [--block study] [--arms NAME ...] [--kept]
 
 The pictures are enlarged once to 80x64 JPEGs, which stand for ImageNet's: larger than the crop, and not square. Each
 arm of `arms.py` then trains the same small network for the same number of steps with the trainer's own loop, with
@@ -55,6 +56,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--work", type=Path, default=Path("data/accuracy-study"), help="keeps data and finished runs")
     parser.add_argument("--docs", type=Path, help="folder of accuracy.md, which gets the table and the figure")
+    parser.add_argument(
+        "--block", default="study", help="which table of accuracy.md (`whole`: with a figure and results-whole.json)"
+    )
+    parser.add_argument("--kept", action="store_true", help="run nothing: the table of the runs that are there")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each arm")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, each with one thread")
     parser.add_argument("--arms", nargs="+", choices=names, metavar="NAME", default=names, help=", ".join(names))
@@ -95,6 +100,8 @@ def study(options: argparse.Namespace) -> dict[str, Any]:
     runs = [(name, seed) for seed in seeds for name in arms]
     (work / "results").mkdir(exist_ok=True)
     results = {run: found for run in runs if (found := kept(*run, settings, work))}
+    if options.kept:
+        runs = list(results)
     left = [run for run in runs if run not in results]
     say(f"{len(runs)} runs of {len(arms)} arms; {len(results)} are done already")
     began = time.perf_counter()
@@ -120,7 +127,7 @@ def study(options: argparse.Namespace) -> dict[str, Any]:
         "machine": describe(),
         "jobs": options.jobs,
         "pictures": {split: store[split].num_valid for split in ("train", "val")},
-        "results": [results[name, seed] for name in arms for seed in seeds],
+        "results": [results[name, seed] for name in arms for seed in seeds if (name, seed) in results],
     }
 
 
@@ -146,9 +153,10 @@ def main(argv: list[str] | None = None) -> int:
     draw(summary, options.work / "accuracy.svg")
     say(text)
     if options.docs:
-        put_into(options.docs / "accuracy.md", "study", text)
-        shutil.copyfile(options.work / "accuracy.svg", options.docs / "accuracy.svg")
-        write_json(Path(__file__).with_name("results.json"), summary)
+        put_into(options.docs / "accuracy.md", options.block, text)
+        suffix = "" if options.block == "study" else f"-{options.block}"
+        shutil.copyfile(options.work / "accuracy.svg", options.docs / f"accuracy{suffix}.svg")
+        write_json(Path(__file__).with_name(f"results{suffix}.json"), summary)
     return 0
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from pipeline import convert
 from pipeline.errors import UsageError
-from tests.bench.accuracy.arms import EVAL_SIZE, FILTERS, SIZES, Settings, store_path
+from tests.bench.accuracy.arms import EVAL_SIZE, FILTERS, SIZES, STRETCHED, Settings, store_path
 
 LONG, SHORT = 80, 64
 """Sides of the originals: of ImageNet's mean shape (470 x 390 px), and as much larger than the stores."""
@@ -73,8 +73,14 @@ def make_originals(source: Path, folder: Path, settings: Settings) -> None:
 
 
 def make_stores(originals: Path, stores: Path, jobs: int) -> None:
-    """Convert the originals: each bicubic size, one size with each other filter; what is there already stays."""
+    """Convert the originals: cut to each bicubic size, to one size with each other filter, and stretched.
+
+    What is there already stays.
+    """
     for filter in FILTERS:
         sizes = list(SIZES) if filter == "bicubic" else [EVAL_SIZE]
         destination = store_path(stores, "{size}" if len(sizes) > 1 else EVAL_SIZE, filter)
         convert(originals, destination, size=sizes, filter=filter, n_jobs=jobs, quiet=True)
+    convert(
+        originals, store_path(stores, "{size}", "stretch"), size=[*STRETCHED], fit="stretch", n_jobs=jobs, quiet=True
+    )

@@ -21,10 +21,12 @@ import io
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
@@ -44,12 +46,15 @@ from trainer.evaluation import evaluate
 from trainer.loader import Loader
 from trainer.ranks import Ranks
 
-SIZE, CROP, BATCH = 256, 224, 50
+SIZE, CROP, BATCH = 256, 224, 10
 MEAN, STD = [127 / 255] * 3, [128 / 255] * 3
 """Of TensorFlow's EfficientNet-Lite, where the weights come from (`efficientnet_lite_builder.py`)."""
 
 TOLERANCE = 0.003
 """Largest difference of top-1 and of top-5 between the two ways with the same filter."""
+
+
+Change = Callable[[Tensor, np.ndarray, np.ndarray], Tensor]
 
 
 class Answers(nn.Module):
@@ -105,28 +110,31 @@ class Pictures:
         self._files = {"/".join(name.split("/")[-2:]): data for name, data in read_images(source)}
         self._ids = wordnet_ids()
 
-    def data(self, filter: str) -> RankPartitionedDataset:
-        """The store of that filter, converted where it isn't there yet."""
-        path = self._folder / f"{filter}.zarr"
-        convert(self._source, path, size=SIZE, filter=filter, split="val", quiet=True)
-        return RankPartitionedDataset(path, "val", crop=CROP)
+    def data(self, filter: str, size: int = SIZE, fit: str = "crop", crop: int | None = CROP) -> RankPartitionedDataset:
+        """The store of that filter, side and fit, converted where it isn't there yet."""
+        path = self._folder / f"{filter}-{size}-{fit}.zarr"
+        convert(self._source, path, size=size, filter=filter, fit=fit, split="val", quiet=True)
+        return RankPartitionedDataset(path, "val", crop=crop)
+
+    def original(self, data: RankPartitionedDataset, i: int) -> tuple[Image.Image, int]:
+        """The decoded picture of the Dataset's sample i, and its label."""
+        key = data.split.key(data.slot(i)).decode()
+        return Image.open(io.BytesIO(self._files[key])).convert("RGB"), self._ids.index(key.split("/")[0])
 
     def ordinary(self, filter: str, data: RankPartitionedDataset) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches of uint8 (n, 3, 224, 224) and labels, decoded, resized and cut by Pillow and torchvision."""
         resize = v2.Resize(SIZE, v2.InterpolationMode(filter), antialias=True)
         transform = v2.Compose([resize, v2.CenterCrop(CROP), v2.PILToTensor()])
         for begin in range(0, len(data), BATCH):
-            keys = [data.split.key(data.slot(i)).decode() for i in range(begin, min(begin + BATCH, len(data)))]
-            images = [transform(Image.open(io.BytesIO(self._files[key])).convert("RGB")) for key in keys]
-            yield torch.stack(images), torch.tensor([self._ids.index(key.split("/")[0]) for key in keys])
+            pictures = [self.original(data, i) for i in range(begin, min(begin + BATCH, len(data)))]
+            yield torch.stack([transform(picture) for picture, _ in pictures]), torch.tensor([x for _, x in pictures])
 
-    def stored(self, data: RankPartitionedDataset) -> Iterator[tuple[Tensor, Tensor]]:
-        """The same from the store, by the trainer's loader."""
+    def stored(self, data: RankPartitionedDataset, change: Change | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """The same from the store, by the trainer's loader; `change` gets images, slots and source sizes of a batch."""
         index = torch.tensor([self._ids.index(name) for name in open_store(data.split.store_path).class_ids])
-        loader = Loader(data, BATCH)
-        for images, labels in loader:
-            yield images, index[labels]
-        loader.close()
+        with closing(Loader(data, BATCH)) as loader:
+            for images, labels in loader:
+                yield change(images, loader.indices, loader.source_sizes) if change else images, index[labels]
 
 
 def ask(network: nn.Module, batches: Iterator[tuple[Tensor, Tensor]]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import time
@@ -18,7 +19,7 @@ from torchvision.datasets.folder import default_loader
 from torchvision.transforms import v2
 
 from pipeline.store.atomic import write_json
-from tests.bench.accuracy.arms import CROP, EVAL_SIZE, SIZES, Settings, arm, store_path
+from tests.bench.accuracy.arms import CROP, EVAL_SIZE, STRETCHED, Settings, arm, store_path
 from trainer import networks
 from trainer.dataset import RankPartitionedDataset
 from trainer.evaluation import evaluate
@@ -111,7 +112,8 @@ def train_and_evaluate(name: str, seed: int, settings: Settings, work: Path) -> 
 
     Returns:
         `arm`, `seed`, `settings`, `steps`, `samples`, `seconds`, `train_loss` (of the last epoch), and `top1`: from
-        "crop of store" to accuracy (0 to 1), for the store of its own, which `own` names, and for all bicubic ones.
+        "crop of store" to accuracy (0 to 1), for the store of its own, which `own` names, for the one that all have in
+        common, and for those of whole pictures, which show the same part as that one.
     """
     torch.set_num_threads(1)
     began = time.perf_counter()
@@ -120,14 +122,17 @@ def train_and_evaluate(name: str, seed: int, settings: Settings, work: Path) -> 
     run.metrics = losses  # type: ignore[assignment]
     run.fit()
     run.loader.close()
-    chosen = arm(name)
-    own = store_path(work / "stores", chosen.size, chosen.filter)
-    places = {(own, CROP)} | {(store_path(work / "stores", size), CROP) for size in SIZES if size >= CROP}
-    places.add((store_path(work / "stores", EVAL_SIZE), EVAL_SIZE))
+    chosen, stores = arm(name), work / "stores"
+    own = store_path(stores, chosen.size, "stretch" if chosen.fit == "stretch" else chosen.filter)
+    places = {(own, CROP), *((store_path(stores, EVAL_SIZE), crop) for crop in (CROP, EVAL_SIZE))}
+    places |= {(store_path(stores, size, "stretch"), CROP) for size in STRETCHED}
     top1 = {}
     for store, crop in sorted(places):
-        loader = Loader(RankPartitionedDataset(store, "val", crop=crop), EVAL_BATCH)
-        figures = evaluate(run.raw, loader, run.setup.transform, run.ranks, amp=settings.amp)
+        transform = copy.copy(run.setup.transform)
+        transform.stretched = store.name.startswith("stretch")
+        transform.eval_resize, transform.eval_crop = EVAL_SIZE, crop
+        loader = Loader(RankPartitionedDataset(store, "val", crop=None if transform.stretched else crop), EVAL_BATCH)
+        figures = evaluate(run.raw, loader, transform, run.ranks, amp=settings.amp)
         assert figures is not None
         loader.close()
         top1[place_name(crop, store)] = figures["val_top1"]

@@ -13,10 +13,10 @@ from pipeline.errors import UsageError
 from pipeline.store.atomic import write_bytes
 from tests.bench.accuracy.arms import BASE, CROP, EVAL_SIZE, FAMILIES, Arm, arm
 
-COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7")
+COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """Of the families: Okabe and Ito's (Color Universal Design, 2008), told apart with any kind of colour vision."""
 
-MARKERS = ("D", "o", "s", "^", "v")
+MARKERS = ("D", "o", "s", "^", "v", "P", "X")
 
 COMMON, WHOLE = f"{CROP} of bicubic-{EVAL_SIZE}", f"{EVAL_SIZE} of bicubic-{EVAL_SIZE}"
 
@@ -64,7 +64,8 @@ def table(summary: dict[str, Any]) -> str:
     ]
     for name, runs in arms.items():
         own = Spread.of([_own(result) for result in runs.values()])
-        less = difference(runs, arms[BASE]) if BASE in arms and name != BASE else None
+        base = arm(name).base
+        less = difference(runs, arms[base]) if base in arms and name != base else None
         common, whole = (Spread.of([run["top1"][place] for run in runs.values()]) for place in (COMMON, WHOLE))
         loss = statistics.fmean(result["train_loss"] for result in runs.values())
         lines.append(
