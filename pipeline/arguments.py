@@ -163,28 +163,34 @@ def _add_others(command: Callable[..., Parser]) -> None:
     commit.flag("--on-error", "as for convert", choices=ON_ERROR, default="stop")
 
     info = command("info", "Describe a store, or without one the installed software.", name, f"{name} --json")
-    info.place("store", "the store's folder", nargs="?")
+    info.place("store", "the store's folder or URL", nargs="?")
     info.flag("--json", "print JSON", action="store_true")
 
     text = "Check every byte of a store against its digests, and samples against their source."
     verify = command("verify", text, name, f"{name} --against /data/imagenet --sample 1000")
-    verify.place("store", "the store's folder")
+    verify.place("store", "the store's folder or URL")
     text = "decode samples of SRC, from which the store was converted, again and compare pixels"
     verify.flag("--against", text, metavar="SRC", is_path=True)
-    verify.flag("--sample", "how many samples a split; 0 for all", type=int, metavar="N", default=1000)
+    verify.flag(
+        "--sample",
+        "how many samples a split; 0 for all; at a URL only their chunks are read",
+        type=int,
+        metavar="N",
+        default=1000,
+    )
     verify.flag("--source", "kind of SRC", choices=COMMAND_KINDS)
     verify.flag("--json", "print JSON", action="store_true")
 
     url = "s3://bucket/imagenet-256.zarr"
-    text = "Copy a store with another codec: compressed for shipping, none for training."
+    text = "Copy a store, compressed for shipping or raw for training; or go on with an interrupted copy."
     copy = command("copy", text, f"{name} {url} --codec zstd", f"{url} {name} --codec none")
-    copy.place("store", "a store, or a URL that zarr can read")
-    copy.place("dst", "a folder, or a URL that zarr can write")
+    copy.place("store", "a store, or a URL that fsspec can read")
+    copy.place("dst", "a folder, or a URL that fsspec can write")
     copy.flag("--codec", "none for training; max is smallest", choices=CODECS, default="none")
-    copy.flag("--n-jobs", "threads; -1: one per core", type=int, metavar="N", default=-1)
+    copy.flag("--n-jobs", "threads; -1: one per core, as far as memory goes", type=int, metavar="N", default=-1)
 
     report = command("report", "Write one HTML page to look at the dataset.", name, f"{name} --out imagenet.html")
-    report.place("store", "the store's folder")
+    report.place("store", "the store's folder or URL")
     report.flag("--out", "the page", metavar="FILE.html", is_path=True, shown="STORE with .html instead of .zarr")
 
     warm = command("warm", "Read a store into memory, in the largest pages, before training.", name)

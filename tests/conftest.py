@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import os
+import secrets
 import signal
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -40,3 +48,55 @@ def restore_sigterm() -> Iterator[None]:
 def pytest_collection_finish() -> None:
     """What was imported stays: no collection of garbage looks at it again."""
     gc.freeze()
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    """The URL of a store that isn't there yet, in fsspec's memory."""
+    import fsspec
+
+    name = f"{secrets.token_hex(8)}.zarr"
+    yield f"memory://{name}"
+    memory = fsspec.filesystem("memory")
+    if memory.exists(name):
+        memory.rm(name, recursive=True)
+
+
+@pytest.fixture(scope="session")
+def bucket_server() -> Iterator[None]:
+    """A local S3-compatible server; its address and credentials are in the environment, as with the real one."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    settings = {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    try:
+        with mock.patch.dict(os.environ, settings):
+            yield
+    finally:
+        server.terminate()
+        server.wait(timeout=10)
+
+
+_bucket_numbers = itertools.count()
+
+
+@pytest.fixture
+def bucket(bucket_server: None) -> str:
+    """URL of an empty bucket."""
+    import boto3
+
+    name = f"bucket{next(_bucket_numbers)}"
+    for _ in range(300):
+        try:
+            boto3.client("s3").create_bucket(Bucket=name)
+            break
+        except Exception:  # until the server listens
+            time.sleep(0.1)
+    return f"s3://{name}"

@@ -16,6 +16,7 @@ from pipeline.errors import StoreError, UsageError
 from pipeline.store.format import BAD_LABEL
 from pipeline.store.maps import will_need
 from pipeline.store.reader import Split, Store, open_store
+from pipeline.store.remote import is_remote
 from trainer.order import DEFAULT_WINDOW, centre_offsets, check_seed, crop_offsets, epoch_order, weighted_order
 from trainer.reading.collate import BatchMemory, Samples, collate
 from trainer.reading.copy_crops import copy_crops
@@ -132,7 +133,7 @@ class RankPartitionedDataset(FixedArguments, torch.utils.data.Dataset[tuple[torc
     ) -> None:
         opened = (store if isinstance(store, Store) else open_store(store))[split]
         self._split: Split | None = opened
-        self._where = (os.path.abspath(opened.store_path), split)  # workers may have another working directory
+        self._where = (str(opened.store_path), split)  # workers may have another working directory
         self._identity = (opened.fingerprint, opened.image_shape, opened.chunk_images)
         self.rank, self.world_size, self.seed = index(rank), index(world_size), index(seed)
         self.crop = None if crop is None else index(crop)
@@ -154,6 +155,11 @@ class RankPartitionedDataset(FixedArguments, torch.utils.data.Dataset[tuple[torc
 
     def _check(self, split: Split) -> None:
         height, width, _ = split.image_shape
+        if is_remote(split.path):
+            raise UsageError(
+                f"{split.path}: at a URL, which can't be memory-mapped; the trainer takes it with --cache DIR, other "
+                f"programs after python -m pipeline copy {split.store_path} NEW.zarr"
+            )
         if not split.is_raw:
             raise UsageError(
                 f"{split.path}: compressed ({'+'.join(split.codecs)}), which can't be memory-mapped; make a raw copy: "

@@ -1,104 +1,68 @@
-"""`copy`: the same store with other codecs, on a disk or in an object store, proved chunk by chunk on the way."""
+"""`copy`: the same store with other codecs, on a disk or in an object store, proved chunk by chunk on the way.
+
+An interrupted copy is taken up by the same command. On a disk it waits in DST's work folder; at a URL it has no root
+group yet, so that nobody takes it for a store.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import joblib
 import numpy as np
-import zarr
-from zarr.abc.store import Store as ZarrStore
-from zarr.buffer import cpu, default_buffer_prototype
-from zarr.core.sync import sync
-from zarr.storage import LocalStore
+from zarr.storage import MemoryStore
 
+from pipeline.commands.chunk_codec import ChunkCodec, codec_arguments
 from pipeline.conversion.workdir import Workspace
-from pipeline.errors import Error, StoreError, StoreNotFoundError, UsageError
+from pipeline.errors import Error, StoreError, UsageError
 from pipeline.progress import Progress, say
-from pipeline.store.attributes import check_root_attributes, with_digest
-from pipeline.store.format import (
-    CODECS,
-    FORMAT_NAME,
-    READABLE_VERSIONS,
-    SMALL_ARRAYS,
-    SplitArrays,
-    chunk_index,
-    chunk_name,
-    split_order,
-)
+from pipeline.store.atomic import remove_temps, write_bytes
+from pipeline.store.attributes import with_digest
+from pipeline.store.format import COPY, SplitArrays, chunk_name, split_order
+from pipeline.store.integrity import altered_arrays
 from pipeline.store.reader import Split, Store
-from pipeline.store.writer import known_codecs, publish, root_attributes, write_split
-from pipeline.text import one_line
+from pipeline.store.remote import RemotePath, file_sizes, is_remote, place
+from pipeline.store.writer import known_codecs, publish, root_attributes, write_group, write_split
+from pipeline.text import counted, one_line
 
-ZSTD_LEVEL = 5
+ROOT = "zarr.json"
+MEMORY_BYTES = 4_000_000_000
+"""With --n-jobs -1 there are so many threads at most that their chunks fit; each holds about four."""
 
 
-def codec_arguments(codec: str) -> dict[str, Any]:
-    """`filters` and `compressors` of zarr's `create_array` for images uint8 (N, H, W, C).
+@dataclass
+class Tally:
+    """What a copy did.
 
-    `max` stores the channels as planes and differences between neighbours: photographs shrink most then.
-
-    Raises:
-        UsageError: an unknown codec, or one whose library isn't installed.
+    Attributes:
+        chunks, kept: chunks that are there and proved, and how many of them were there before.
+        bytes_read, bytes_stored: of the images' files in SRC and DST.
     """
-    from zarr.codecs import BloscCodec, TransposeCodec, ZstdCodec
 
-    zstd = ZstdCodec(level=ZSTD_LEVEL)
-    if codec == "none":
-        return {"filters": None, "compressors": None}
-    if codec == "zstd":
-        return {"filters": None, "compressors": [zstd]}
-    if codec == "blosc":
-        return {
-            "filters": None,
-            "compressors": [BloscCodec(cname="zstd", clevel=ZSTD_LEVEL, shuffle="bitshuffle", typesize=1)],
-        }
-    if codec == "max":
-        try:
-            from zarr.codecs.numcodecs import Delta
-        except ImportError:
-            raise UsageError("--codec max needs numcodecs: pip install numcodecs") from None
-        # (N, H, W, C) -> (N, C, H, W)
-        return {"filters": [TransposeCodec(order=(0, 3, 1, 2)), Delta(dtype="u1", astype="u1")], "compressors": [zstd]}
-    raise UsageError(f"--codec {codec}: must be one of {', '.join(CODECS)}")
-
-
-def _open(place: str, *, read_only: bool) -> ZarrStore:
-    if "://" not in place:
-        return LocalStore(place, read_only=read_only)
-    try:
-        from zarr.storage import FsspecStore
-
-        return FsspecStore.from_url(place, read_only=read_only)
-    except ImportError as error:
-        scheme = place.split("://")[0]
-        raise UsageError(
-            f"{place}: {scheme}:// needs a package that isn't installed ({error}); "
-            "pip install 'efficient-imagenet[remote]' (s3), or fsspec's package for that scheme"
-        ) from None
-    except ValueError as error:
-        raise UsageError(f"{place}: no store can be opened at such a URL ({error})") from None
+    chunks: int = 0
+    kept: int = 0
+    bytes_read: int = 0
+    bytes_stored: int = 0
 
 
 @contextlib.contextmanager
-def _readable(place: str) -> Iterator[None]:
+def _readable(place: Path) -> Iterator[None]:
     """What the network or the disk says, as one line."""
     try:
         yield
     except (OSError, RuntimeError) as error:
+        again = "the copy isn't finished, run it again"
         if isinstance(error, OSError) and error.strerror:
-            raise Error(
-                f"{error.filename or place}: {error.strerror}; the copy isn't finished, run it again"
-            ) from error
-        raise Error(f"{place}: {error}; the copy isn't finished, run it again") from error
+            raise Error(f"{error.filename or place}: {error.strerror}; {again}") from error
+        raise Error(f"{place}: {one_line(error)}; {again}") from error
 
 
 def copy_store(
@@ -109,15 +73,16 @@ def copy_store(
     n_jobs: int = -1,
     quiet: bool = False,
 ) -> None:
-    """Copy a store, re-encoded with standard Zarr v3 codecs.
+    """Copy a store, re-encoded with standard Zarr v3 codecs, or go on with an interrupted copy.
 
-    Every chunk's uncompressed bytes are checked against its digest when read, and again after they were written.
+    Every chunk's uncompressed bytes are checked against its digest when read, and its file is read again after it was
+    written. Chunks of an interrupted copy that have the right digest are kept.
 
     Args:
         src: a store's folder, or a URL that fsspec opens (`s3://bucket/x.zarr`).
         dst: a folder that doesn't exist yet, or such a URL.
         codec: `none` (raw, for training), `zstd`, `blosc` (zstd with bitshuffle) or `max`.
-        n_jobs: threads; -1 for one per core.
+        n_jobs: threads; -1 for one per core, fewer where their chunks would need more than 4 GB.
 
     Raises:
         UsageError: DST exists or lies in SRC, an unknown codec, no threads, or a URL whose package is missing.
@@ -125,177 +90,208 @@ def copy_store(
         Error: reading or writing failed.
     """
     with known_codecs():
-        _copy_store(os.fspath(src), os.fspath(dst), codec, n_jobs, quiet)
+        _copy_store(place(src), place(dst), codec, n_jobs, quiet)
 
 
-def _copy_store(source: str, target: str, codec: str, n_jobs: int, quiet: bool) -> None:
+def _copy_store(source: Path, target: Path, codec: str, n_jobs: int, quiet: bool) -> None:
     codec_arguments(codec)  # raises before anything is written
     if n_jobs == 0:
         raise UsageError("--n-jobs can't be 0; give a number of threads, or -1 for one per core")
     if _is_inside(target, source):
         raise UsageError(f"{target}: lies in the store that is copied; choose a DST outside {source}")
-    group = _open_group(source)
-    if "://" in target:
-        store = _open(target, read_only=False)
+    tally = Tally()
+    with _readable(source):
+        store = Store(source)
+        splits = _open_splits(store)
+        files = _small_files(store, splits, codec)
+    if isinstance(target, RemotePath):
         with _readable(target):
-            if _exists(store):
+            present = target.all_sizes()
+            if ROOT in present:
                 raise UsageError(f"{target}: a store is there already; choose another DST or delete it first")
-            _copy(group, source, store, codec, n_jobs, quiet)
-            sizes = f"{_image_bytes(group):,} bytes of images became {_image_bytes(zarr.open_group(store, mode='r')):,}"
-        say(f"{target}: copied with codec {codec}; {sizes}", quiet=quiet)
-        return
-    final = Path(os.path.abspath(target))
-    if final.exists():
-        raise UsageError(f"{final}: exists already; choose another DST or delete it first")
-    final.parent.mkdir(parents=True, exist_ok=True)
-    workspace = Workspace(final)
-    with _readable(target), workspace.run(None):
-        staged = workspace.path / "copy"
-        shutil.rmtree(staged, ignore_errors=True)
-        try:
-            _copy(group, source, _open(str(staged), read_only=False), codec, n_jobs, quiet)
-            publish(staged, final)
-        finally:
-            shutil.rmtree(staged, ignore_errors=True)
-        sizes = f"{_image_bytes(group):,} bytes of images became {_image_bytes(zarr.open_group(final, mode='r')):,}"
-    say(f"{final}: copied with codec {codec}; {sizes}", quiet=quiet)
+            if strange := _strangers(target, present, files, splits):
+                raise UsageError(f"{strange[0]}: no part of this copy; choose another DST, or delete what is there")
+            _copy(splits, target, files, present, n_jobs, quiet, tally)
+            (target / ROOT).write_bytes(files[ROOT])
+    else:
+        if target.exists():
+            raise UsageError(f"{target}: exists already; choose another DST or delete it first")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        workspace = Workspace(target)
+        with _readable(target), workspace.run(None):
+            staged = workspace.path / COPY
+            present = _files_below(staged)
+            if _strangers(staged, present, files, splits):
+                say(f"{staged}: was begun otherwise, or from another store; starting again", quiet=quiet)
+                shutil.rmtree(staged)
+                present = {}
+            _copy(splits, staged, files, present, n_jobs, quiet, tally)
+            write_bytes(staged / ROOT, files[ROOT])
+            publish(staged, target)
+    kept = f" ({tally.kept:,} of them were there already)" if tally.kept else ""
+    say(
+        f"{target}: copied with codec {codec}; {tally.bytes_read:,} bytes of images became {tally.bytes_stored:,}; "
+        f"verified by SHA-256: {counted(tally.chunks, 'chunk')} as written{kept}, and all small arrays as read",
+        quiet=quiet,
+    )
 
 
-def _image_bytes(group: zarr.Group) -> int:
-    """Bytes of all chunk files, as they are stored."""
-    return sum(cast(zarr.Array, split["images"]).nbytes_stored() for _, split in group.groups())
-
-
-def _is_inside(target: str, source: str) -> bool:
+def _is_inside(target: Path, source: Path) -> bool:
     """True where `target` is a place below `source`."""
-    if ("://" in target) != ("://" in source):
-        return False
-    if "://" in target:
-        return target.startswith(source.rstrip("/") + "/")
+    if is_remote(target) or is_remote(source):
+        return str(target).startswith(f"{source}/")
     return Path(os.path.realpath(source)) in Path(os.path.realpath(target)).parents
 
 
-def _exists(store: ZarrStore) -> bool:
-    try:
-        zarr.open_group(store, mode="r")
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def _open_group(source: str) -> zarr.Group:
-    """The root group, whose attributes are sound.
+def _open_splits(store: Store) -> list[tuple[Split, SplitArrays]]:
+    """All splits with their small arrays, which are unaltered.
 
     Raises:
-        StoreNotFoundError: no store is there.
-        StoreError: its metadata are damaged, or a split is missing.
+        StoreError: damage, or a split that the root lists is missing.
     """
-    if "://" not in source:
-        store = Store(source)
-        for name in store.splits:
-            Split(store, name, check=False)
-    with _readable(source):
-        try:
-            group = zarr.open_group(_open(source, read_only=True), mode="r", zarr_format=3, use_consolidated=False)
-        except FileNotFoundError:
-            raise StoreNotFoundError(f"{source}: no store there; check the path") from None
-        present = {name for name, _ in group.groups()}
-    attributes: dict[str, Any] = dict(group.attrs)
-    if attributes.get("format") != FORMAT_NAME or attributes.get("format_version") not in READABLE_VERSIONS:
-        raise StoreError(f"{source}: not a store of a format that is known here; check the path")
-    try:
-        check_root_attributes(attributes)
-    except ValueError as error:
-        raise StoreError(f"{source}/zarr.json: {error}; take it from a good copy of the store") from None
-    if gone := split_order(set(attributes.get("splits", ())) - present):
-        raise StoreError(f"{source}: {' and '.join(gone)} missing, which the root lists; restore or convert that first")
-    return group
+    names = store.splits
+    if gone := split_order(set(store.attrs.get("splits", ())) - set(names)):
+        missing = " and ".join(gone)
+        raise StoreError(f"{store.path}: {missing} missing, which the root lists; restore or convert that first")
+    opened = []
+    for split in (Split(store, name, check=False) for name in names):
+        arrays = split.arrays()
+        if altered := altered_arrays(split, arrays):
+            raise StoreError(f"{altered[0]}; take that split from a good copy of the store")
+        opened.append((split, arrays))
+    return opened
 
 
-def _copy(group: zarr.Group, source: str, store: ZarrStore, codec: str, n_jobs: int, quiet: bool) -> None:
-    names = []
-    for name, split in sorted(group.groups()):
-        names.append(name)
-        _copy_split(split, f"{source}/{name}", store, name, codec, n_jobs, quiet)
-    # Last, so that nobody takes half a copy for a store: until here the root group has no attributes.
-    attrs: Any = group.attrs
-    attributes = root_attributes(attrs["geometry"], attrs["class_ids"], attrs["class_names"], names)
-    zarr.open_group(store, mode="r+").update_attributes(attributes)
+def _small_files(store: Store, splits: Sequence[tuple[Split, SplitArrays]], codec: str) -> dict[str, bytes]:
+    """Name -> bytes of all files of the copy but the chunks of images."""
+    written: dict[str, Any] = {}
+    memory = MemoryStore(written)
+    attributes = root_attributes(
+        store.geometry, store.class_ids, store.class_names, [split.name for split, _ in splits]
+    )
+    write_group(memory, "", attributes)
+    for split, arrays in splits:
+        attributes = with_digest(dict(split.attrs))
+        shape, chunk_images = split.image_shape, split.chunk_images
+        write_split(memory, split.name, shape, chunk_images, arrays, attributes, **codec_arguments(codec))
+    return {name: buffer.to_bytes() for name, buffer in written.items()}
 
 
-def _copy_split(
-    split: zarr.Group, source: str, store: ZarrStore, name: str, codec: str, n_jobs: int, quiet: bool
+def _files_below(folder: Path) -> dict[str, int]:
+    """Name, relative to the folder -> bytes, of all files below; temp files of a killed copy are deleted."""
+    sizes = {}
+    for root, _, _ in os.walk(folder):
+        remove_temps(root)
+        for name, size in file_sizes(Path(root)).items():
+            sizes[os.path.relpath(os.path.join(root, name), folder)] = size
+    return sizes
+
+
+def _strangers(
+    folder: Path, present: Mapping[str, int], files: Mapping[str, bytes], splits: Sequence[tuple[Split, SplitArrays]]
+) -> list[str]:
+    """The files of an unfinished copy that aren't this copy's; one that is cut short may be."""
+    chunks = {f"{split.name}/images/{chunk_name(chunk)}" for split, _ in splits for chunk in range(split.num_chunks)}
+    return [
+        f"{folder}/{name}"
+        for name in present
+        if name not in chunks and not (name in files and files[name].startswith((folder / name).read_bytes()))
+    ]
+
+
+def _put(path: Path, data: bytes) -> None:
+    if not is_remote(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(path, data)
+    else:
+        path.write_bytes(data)
+
+
+def _copy(
+    splits: Sequence[tuple[Split, SplitArrays]],
+    target: Path,
+    files: Mapping[str, bytes],
+    present: Mapping[str, int],
+    n_jobs: int,
+    quiet: bool,
+    tally: Tally,
 ) -> None:
-    arrays = SplitArrays(**{array: np.asarray(split[array][...]) for array in SMALL_ARRAYS})  # type: ignore[index]
-    images: Any = split["images"]
-    image_shape, chunk_images = images.shape[1:], (images.shards or images.chunks)[0]
-    attributes = with_digest(dict(split.attrs))
-    made = write_split(store, name, image_shape, chunk_images, arrays, attributes, **codec_arguments(codec))
-    num_samples = images.shape[0]
+    """Bring everything to `target` but the root group, which comes last: only then it is a store."""
+    for name, data in files.items():
+        if name != ROOT and present.get(name) != len(data):
+            _put(target / name, data)
+    for split, arrays in splits:
+        name = f"{split.name}/images"
+        there = {chunk for chunk in range(split.num_chunks) if f"{name}/{chunk_name(chunk)}" in present}
+        sizes = split.chunk_sizes()
+        tally.bytes_read += sum(sizes.get(chunk_name(chunk), 0) for chunk in range(split.num_chunks))
+        _copy_images(split, arrays, target / name, ChunkCodec(files[f"{name}/zarr.json"]), there, n_jobs, quiet, tally)
 
-    def copy_chunk(chunk: int) -> int:
+
+def _copy_images(
+    split: Split,
+    arrays: SplitArrays,
+    target: Path,
+    codec: ChunkCodec,
+    there: Container[int],
+    n_jobs: int,
+    quiet: bool,
+    tally: Tally,
+) -> None:
+    origin = ChunkCodec((split.path / "images" / "zarr.json").read_bytes())
+
+    def is_right(chunk: int, pixels: np.ndarray) -> bool:
+        return hashlib.sha256(pixels).digest() == arrays.digests[chunk].tobytes()
+
+    def is_kept(chunk: int, data: bytes) -> bool:
         try:
-            data = _read_chunk(images, chunk)
-        except OSError:  # of the disk or the network
-            raise
+            return codec.is_whole(data) and is_right(chunk, codec.decode(chunk, data))
+        except (RuntimeError, ValueError):  # cut short
+            return False
+
+    def copy_chunk(chunk: int) -> tuple[int, int, bool]:
+        """Images, bytes stored, and whether they were there."""
+        file = target / chunk_name(chunk)
+        num_images = min(split.chunk_images, split.num_samples - chunk * split.chunk_images)
+        if chunk in there:
+            data = file.read_bytes()
+            if is_kept(chunk, data):
+                return num_images, len(data), True
+        path = split.chunk_path(chunk)
+        try:
+            pixels = origin.decode(chunk, path.read_bytes())
+        except FileNotFoundError:
+            pixels = np.empty(0, np.uint8)
         except (RuntimeError, ValueError) as error:  # of a codec
             raise StoreError(
-                f"{source}/images/{chunk_name(chunk)}: can't be decoded ({one_line(error)}); take that file "
-                "from a good copy of the store, then copy again"
+                f"{path}: can't be decoded ({one_line(error)}); take that file from a good copy of the store, "
+                "then copy again"
             ) from error
-        for place in (source, "the copy"):
-            if place != source:
-                _write_chunk(made, chunk, data)
-                data = _read_chunk(made, chunk)
-            if hashlib.sha256(data).digest() != arrays.digests[chunk].tobytes():
-                raise StoreError(
-                    f"{place}: chunk {chunk_name(chunk)} is missing or altered; run `verify`, then copy again"
-                )
-        return min(chunk_images, num_samples - chunk * chunk_images)
+        if not is_right(chunk, pixels):
+            where = f"{split.path}: chunk {chunk_name(chunk)}"
+            raise StoreError(f"{where} is missing or altered; run `verify`, then copy again")
+        data = codec.encode(chunk, pixels)
+        _put(file, data)
+        written = file.read_bytes()
+        if not (written == data if codec.is_raw else is_kept(chunk, written)):
+            raise Error(f"{file}: reads back otherwise than it was written; check the disk or network, then copy again")
+        return num_images, len(data), False
 
     with joblib.parallel_config(backend="threading"):
-        workers = max(1, min(joblib.effective_n_jobs(n_jobs), len(arrays.digests)))
+        workers = max(1, min(joblib.effective_n_jobs(n_jobs), split.num_chunks))
+    if n_jobs < 0:
+        workers = max(1, min(workers, MEMORY_BYTES // (4 * split.chunk_bytes)))
     # Leaving the pool waits for what runs, so that after an error nothing writes any more.
     with (
-        Progress(f"copy {name}", num_samples, math.prod(image_shape), quiet=quiet) as progress,
+        Progress(f"copy {split.name}", split.num_samples, split.image_bytes, quiet=quiet) as progress,
         ThreadPoolExecutor(workers, "copy") as pool,
     ):
         try:
-            for done in as_completed([pool.submit(copy_chunk, chunk) for chunk in range(len(arrays.digests))]):
-                progress.advance(done.result())
+            for done in as_completed([pool.submit(copy_chunk, chunk) for chunk in range(split.num_chunks)]):
+                num_images, stored, kept = done.result()
+                tally.chunks, tally.kept = tally.chunks + 1, tally.kept + kept
+                tally.bytes_stored += stored
+                progress.advance(num_images)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-
-
-def _is_raw(images: zarr.Array[Any]) -> bool:
-    return not images.compressors and not images.filters
-
-
-def _read_chunk(images: zarr.Array[Any], chunk: int) -> np.ndarray:
-    """uint8 (K * H * W * C,): a whole uncompressed chunk, its padding included."""
-    chunk_images = (images.shards or images.chunks)[0]
-    each = math.prod(images.shape[1:])
-    whole = np.zeros((chunk_images, *images.shape[1:]), np.uint8)
-    if _is_raw(images):  # all at once: zarr would take a shard apart into its images
-        path = f"{images.store_path.path}/{chunk_name(chunk)}"
-        found = sync(images.store_path.store.get(path, default_buffer_prototype()))
-        return np.empty(0, np.uint8) if found is None else found.as_numpy_array()[: chunk_images * each]
-    first = chunk * chunk_images
-    part = np.asarray(images[first : first + chunk_images])
-    whole[: len(part)] = part
-    return whole.reshape(-1)
-
-
-def _write_chunk(images: zarr.Array[Any], chunk: int, data: np.ndarray) -> None:
-    """Write a whole chunk, uint8 (K * H * W * C,); raw ones as `convert` writes them, with their padding."""
-    assert images.shards is not None
-    shape = (images.shards[0], *images.shape[1:])
-    if _is_raw(images):
-        index = chunk_index(shape[0], math.prod(shape[1:]))
-        path = f"{images.store_path.path}/{chunk_name(chunk)}"
-        sync(images.store_path.store.set(path, cpu.Buffer.from_bytes(data.tobytes() + index)))
-        return
-    first = chunk * shape[0]
-    last = min(first + shape[0], images.shape[0])
-    images[first:last] = data.reshape(shape)[: last - first]

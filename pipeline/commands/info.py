@@ -9,8 +9,10 @@ from typing import Any
 from pipeline import __version__
 from pipeline.commands.warm import pages_text
 from pipeline.image.resize import resizer, software_versions
+from pipeline.store.format import chunk_name
 from pipeline.store.page_cache import cached_shares
 from pipeline.store.reader import Store
+from pipeline.store.remote import is_remote
 from pipeline.text import counted, printable
 
 
@@ -30,16 +32,16 @@ def store_info(path: str | os.PathLike[str]) -> dict[str, Any]:
     splits = {}
     for name in store.splits:
         split = store[name]
-        files = [split.chunk_path(chunk) for chunk in range(split.num_chunks)]
+        sizes = split.chunk_sizes()
         attrs = split.attrs
-        cached, huge = (cached_shares(split) if split.is_raw else None) or (None, None)
+        cached, huge = (cached_shares(split) if split.is_raw and not is_remote(split.path) else None) or (None, None)
         splits[name] = {
             "num_samples": split.num_samples,
             "num_valid": split.num_valid,
             "image_shape": list(split.image_shape),
             "chunk_images": split.chunk_images,
             "chunk_files": split.num_chunks,
-            "bytes": sum(file.stat().st_size for file in files),
+            "bytes": sum(sizes[chunk_name(chunk)] for chunk in range(split.num_chunks)),
             "codecs": split.codecs,
             "in_memory": cached,
             "in_2mb_pages": huge,

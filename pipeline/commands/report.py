@@ -16,6 +16,7 @@ from pipeline.errors import Error, StoreError, UsageError
 from pipeline.html.page import render
 from pipeline.store.atomic import write_bytes
 from pipeline.store.reader import Split, Store
+from pipeline.store.remote import is_remote
 from pipeline.store.writer import known_codecs
 
 TEMPLATE = Path(__file__).with_name("report.html")
@@ -32,7 +33,7 @@ def write_report(
     """Write one self-contained HTML page about a store.
 
     Args:
-        store_path: the store.
+        store_path: the store, or its URL.
         out: the page; by default STORE with `.html` instead of `.zarr`.
         seed: of the random samples and of the choice of chunks to check; others each time by default.
 
@@ -76,9 +77,11 @@ def _write_report(store: Store, out: str | os.PathLike[str] | None, seed: int | 
 
 
 def default_path(store: Path) -> Path:
-    """The page beside a store: `x.html` for `x.zarr`, with `.html` appended to any other name."""
-    absolute = Path(os.path.abspath(store))
+    """The page beside a store, or here for one at a URL: `x.html` for `x.zarr`, `.html` appended to any other name."""
+    absolute = Path(os.path.abspath(str(store)))
     name = absolute.stem if absolute.suffix == ".zarr" else absolute.name
+    if is_remote(store):
+        return Path(f"{name}.html")
     return (Path(store).parent if Path(store).name else absolute.parent) / f"{name}.html"
 
 
@@ -92,7 +95,7 @@ def render_report(store: Store, surveys: list[SplitSurvey], pictures: list[list[
     return render(
         TEMPLATE,
         eyebrow="Dataset report",
-        title=Path(os.path.abspath(store.path)).name,
+        title=Path(os.path.abspath(str(store.path))).name,
         sections=sections,
         store=store,
         surveys=surveys,

@@ -14,12 +14,13 @@ from pipeline.errors import StoreError
 from pipeline.store.format import BAD_LABEL, SMALL_ARRAYS, UNLABELLED, SplitArrays, chunk_name
 from pipeline.store.integrity import altered_arrays, check_chunk, read_arrays
 from pipeline.store.reader import Split
+from pipeline.store.remote import is_remote
 
 QUANTILES = (0.0, 0.05, 0.5, 0.95, 1.0)
 MOST_BINS = 40
 CHECKED_CHUNKS = 4
 CHECKED_BYTES = 400_000_000
-"""At most so many chunks, and chunks of so many bytes but at least one, are hashed for each split."""
+"""At most so many chunks, and chunks of so many bytes but at least one, are hashed for each split; at a URL one."""
 
 
 @dataclass(frozen=True)
@@ -234,7 +235,8 @@ def _disk_use(split: Split, arrays: SplitArrays) -> DiskUse:
 def check_chunks(survey: SplitSurvey, rng: np.random.Generator) -> None:
     """Hash a few random chunks and note the result."""
     split = survey.split
-    most = min(CHECKED_CHUNKS, max(1, CHECKED_BYTES // split.chunk_bytes), len(survey.good_chunks))
+    most = 1 if is_remote(split.path) else min(CHECKED_CHUNKS, max(1, CHECKED_BYTES // split.chunk_bytes))
+    most = min(most, len(survey.good_chunks))
     survey.checked_chunks = sorted(rng.choice(survey.good_chunks, most, replace=False).tolist())
     problems = [problem for chunk in survey.checked_chunks if (problem := check_chunk(split, chunk))]
     survey.problems += problems

@@ -19,6 +19,7 @@ from pipeline.sources import SourceSet, open_source
 from pipeline.store.format import BAD_LABEL, SMALL_ARRAYS, SplitArrays, chunk_name, single_chunk_name, split_order
 from pipeline.store.integrity import altered_arrays, check_chunk, inconsistent_arrays, read_arrays
 from pipeline.store.reader import Split, Store
+from pipeline.store.remote import is_remote, zarr_store
 from pipeline.store.writer import channel_statistics, known_codecs
 from pipeline.text import counted, one_line, printable
 
@@ -34,9 +35,9 @@ def verify(
     """Check a store.
 
     Args:
-        path: the store.
+        path: the store, or its URL.
         against: a source; `sample` random samples per split are decoded again and compared, labels of all keys too.
-        sample: how many, 0 or more; 0 for all.
+        sample: how many, 0 or more; 0 for all. At a URL also: only chunks of so many random samples are read.
         source: kind of the source, where looking at it isn't enough.
 
     Returns:
@@ -83,7 +84,14 @@ def verify(
                 *inconsistent_arrays(split, arrays),
             ]
             origin = open_origin(split, against, source, whole) if against is not None and not found else None
-            found += _check_chunks(split, arrays, quiet)
+            chunks = split.good_chunks()
+            if is_remote(split.path) and sample:
+                chunks = np.intersect1d(chunks, _random_chunks(split, sample))
+                notes.append(
+                    f"{split.path}: {len(chunks):,} of {counted(split.num_chunks, 'chunk')} checked, as it is at a "
+                    "URL; --sample 0 checks all"
+                )
+            found += _check_chunks(split, arrays, chunks.tolist(), quiet)
             found += [] if found else _zarr_differences(split, arrays)
             if origin is not None and not found:
                 comparison = compare(store, split, *origin, sample, quiet)
@@ -94,7 +102,7 @@ def verify(
 
 
 def _strangers(folder: Path, expected: Collection[str]) -> Iterator[str]:
-    for child in sorted(folder.iterdir()):
+    for child in sorted(folder.iterdir(), key=str):
         if child.name not in ("zarr.json", *expected):
             yield f"{child}: not a part of the store"
 
@@ -110,10 +118,10 @@ def _zarr_differences(split: Split, arrays: SplitArrays) -> list[str]:
     """Read the split through zarr-python, which must see the same: small arrays whole, a few images."""
     problems = []
     try:
-        root = zarr.open_group(str(split.store_path), mode="r")
+        root = zarr.open_group(zarr_store(split.store_path), mode="r")
         if root.metadata.consolidated_metadata is not None:
             problems.append(f"{split.store_path / 'zarr.json'}: holds consolidated_metadata, which may be out of date")
-        group: Any = zarr.open_group(str(split.path), mode="r")
+        group: Any = zarr.open_group(zarr_store(split.path), mode="r")
         for name, array in arrays.named().items():
             read = group[name][...]
             if read.dtype != array.dtype or not np.array_equal(read, array):
@@ -143,20 +151,30 @@ def _lacking(whole: SourceSet, names: Sequence[str]) -> list[str]:
     return [f"{whole.origin} has a split {name} that the store lacks" for name in whole.splits if name not in names]
 
 
-def _check_chunks(split: Split, arrays: SplitArrays, quiet: bool) -> list[str]:
-    """Every chunk's digest, padding and bad slots, and the split's mean and std."""
-    present = split.good_chunks().tolist()
+def _random_chunks(split: Split, sample: int) -> np.ndarray:
+    """int64 (n,): the chunks of so many random slots."""
+    most = min(sample, split.num_samples)
+    return np.unique(np.random.default_rng().choice(split.num_samples, most, replace=False) // split.chunk_images)
+
+
+def _check_chunks(split: Split, arrays: SplitArrays, present: Sequence[int], quiet: bool) -> list[str]:
+    """These chunks' digests, padding and bad slots, and where they are all, the split's mean and std."""
     split.digests  # noqa: B018 - read once, before threads ask for it
     problems: list[str] = []
+
+    def images_of(chunk: int) -> int:
+        return min(split.chunk_images, split.num_samples - chunk * split.chunk_images)
+
     sums = squares = np.zeros(split.image_shape[2], np.int64)
     jobs = (joblib.delayed(_check_chunk)(split, arrays.labels, chunk) for chunk in present)
     threads = joblib.Parallel(n_jobs=-1, prefer="threads", return_as="generator_unordered")
-    with Progress(f"verify {split.name}", split.num_samples, split.image_bytes, quiet=quiet) as progress:
+    total = sum(map(images_of, present))
+    with Progress(f"verify {split.name}", total, split.image_bytes, quiet=quiet) as progress:
         for chunk, problem, chunk_sums, chunk_squares in threads(jobs):
             if problem:
                 problems.append(problem)
             sums, squares = sums + chunk_sums, squares + chunk_squares
-            progress.advance(min(split.chunk_images, split.num_samples - chunk * split.chunk_images))
+            progress.advance(images_of(chunk))
     if not problems and len(present) == split.num_chunks:
         height, width, _ = split.image_shape
         num_pixels = int(np.count_nonzero(arrays.labels != BAD_LABEL)) * height * width

@@ -10,6 +10,7 @@ from pipeline.errors import UsageError
 from pipeline.progress import Progress, say
 from pipeline.store.page_cache import cached_shares, read_chunks, usable_bytes
 from pipeline.store.reader import open_store
+from pipeline.store.remote import is_remote
 
 
 def warm(
@@ -40,6 +41,8 @@ def warm(
     opened = open_store(store)
     parts = [opened[name] for name in (split or opened.splits)]
     for part in parts:
+        if is_remote(part.path):
+            raise UsageError(f"{part.path}: at a URL, so it isn't read by memory maps; `copy` it first")
         if not part.is_raw:
             raise UsageError(f"{part.path}: compressed, so it isn't read by memory maps; warm a raw copy")
     limits = usable_bytes(), None if size_limit is None else size_limit * 1e9

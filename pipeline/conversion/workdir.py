@@ -5,6 +5,7 @@ part-I-of-N.lock         flock of one part
 commit.lock              flock of whoever commits
 runs/<run name>          exists while the run lives; workers look for it before each image and rename
 classes.json             class ids and names
+.copy/                   the future store that `copy` makes
 <split>/plan.json        what identifies the conversion
 <split>/samples.npz      keys, labels and order, by slot
 <split>/receipts/C.json  chunk C is finished, with what was learnt about it
@@ -27,6 +28,7 @@ from pipeline.conversion.names import Part
 from pipeline.errors import Error, UsageError
 from pipeline.progress import say
 from pipeline.store.atomic import remove_temps
+from pipeline.store.format import COPY
 from pipeline.store.locks import flock
 
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
@@ -205,7 +207,7 @@ class Workspace:
 
     def _remove_if_done(self) -> None:
         """Delete the work folder when nothing in it is unfinished and nobody uses it."""
-        if not self.path.exists() or self.begun():
+        if not self.path.exists() or self.begun() or ((self.path / COPY).exists() and not self.dst.exists()):
             return
         with contextlib.suppress(OSError), self._locked("lock") as held:
             if held and not self.begun():

@@ -21,6 +21,8 @@ BAD_LABEL = -1
 """Label of a slot whose sample is bad: its image is zero and it is never served."""
 UNLABELLED = -2
 """Label of a sample without one: it is served, but can't be trained on."""
+COPY = ".copy"
+"""Name of an unfinished copy in its work folder; no split's name begins so."""
 CODECS = ("none", "zstd", "blosc", "max")
 """What `copy --codec` takes."""
 SMALL_ARRAYS = {"labels": "int32", "keys": "uint8", "key_offsets": "int64", "source_size": "int32", "digests": "uint8"}

@@ -10,6 +10,7 @@ import numpy as np
 
 from pipeline.errors import StoreError
 from pipeline.store.format import BAD_LABEL, SplitArrays, chunk_index
+from pipeline.store.remote import read_part, zarr_store
 from pipeline.store.split import Split
 from pipeline.text import one_line
 
@@ -95,9 +96,7 @@ def _read_index(split: Split, chunk: int) -> bytes:
     """What follows the images in a chunk file; nothing where zarr has read and checked it, or there is none."""
     if not split.is_raw:
         return b""
-    with open(split.chunk_path(chunk), "rb") as file:
-        file.seek(split.chunk_bytes)
-        return file.read(split.file_bytes - split.chunk_bytes)
+    return read_part(split.chunk_path(chunk), split.chunk_bytes, split.file_bytes - split.chunk_bytes).tobytes()
 
 
 def _blocks(split: Split, chunk: int) -> Iterator[np.ndarray]:
@@ -106,14 +105,14 @@ def _blocks(split: Split, chunk: int) -> Iterator[np.ndarray]:
     first = chunk * split.chunk_images
     num = min(split.chunk_images, split.num_samples - first)
     if split.is_raw:
-        with open(split.chunk_path(chunk), "rb") as file:
-            for done in range(0, split.chunk_images, each):
-                count = min(each, split.chunk_images - done)
-                yield np.fromfile(file, np.uint8, count * split.image_bytes).reshape(count, *split.image_shape)
+        for done in range(0, split.chunk_images, each):
+            count = min(each, split.chunk_images - done)
+            start, length = done * split.image_bytes, count * split.image_bytes
+            yield read_part(split.chunk_path(chunk), start, length).reshape(count, *split.image_shape)
         return
     import zarr
 
-    array: Any = zarr.open_array(str(split.path / "images"), mode="r")
+    array: Any = zarr.open_array(zarr_store(split.path / "images"), mode="r")
     for done in range(0, num, each if split.version > 1 else num):  # a chunk of version 1 is decoded whole
         stop = min(done + each, num) if split.version > 1 else num
         yield np.ascontiguousarray(array[first + done : first + stop])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import stat
 from pathlib import Path
 from typing import Any, NoReturn
@@ -29,7 +28,7 @@ def regular_size(path: Path) -> int:
         StoreError: something else is there, such as a device, whose bytes never end.
     """
     try:
-        found = os.stat(path)
+        found = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         raise
     except OSError as error:

@@ -13,8 +13,9 @@ from typing import Any
 
 from pipeline.errors import StoreError, StoreNotFoundError
 from pipeline.store.attributes import check_group_metadata, check_root_attributes
-from pipeline.store.format import FORMAT_NAME, READABLE_VERSIONS, split_order
+from pipeline.store.format import COPY, FORMAT_NAME, READABLE_VERSIONS, split_order
 from pipeline.store.metadata import damaged, read_metadata
+from pipeline.store.remote import groups_below, is_remote, place
 from pipeline.store.split import Split
 
 
@@ -22,7 +23,8 @@ def open_store(path: str | os.PathLike[str]) -> Store:
     """Open a store for reading.
 
     Args:
-        path: the folder that `convert` wrote, such as `data/imagenet-256.zarr`.
+        path: the folder that `convert` wrote, such as `data/imagenet-256.zarr`; or a URL that fsspec knows, such as
+            `s3://bucket/imagenet-256.zarr`, which is read by ranges and can't be memory-mapped.
 
     Raises:
         StoreNotFoundError: nothing, or something else than a store, is there.
@@ -35,7 +37,8 @@ class Store:
     """A finished store: a mapping from split names to `Split`, opened lazily.
 
     Attributes:
-        path: the store's folder, absolute, so that it stays valid when the process changes its folder.
+        path: the store's folder, absolute, so that it stays valid when the process changes its folder; of a
+            store at a URL a `RemotePath`.
         attrs: the root group's attributes (format, geometry, classes), as a dict.
         version: of the store's format.
         class_ids: one id per class, in label order (for ImageNet the WordNet ids).
@@ -45,7 +48,7 @@ class Store:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path).absolute()
+        self.path = place(path)
         file = self.path / "zarr.json"
         try:
             metadata = read_metadata(file)
@@ -71,8 +74,12 @@ class Store:
         self.class_names: list[str] = self.attrs["class_names"]
 
     def _why_not(self) -> str:
+        if is_remote(self.path):
+            return f"{self.path}: no store there; check the URL"
         name = self.path.name  # none of "/"
         work = self.path.with_name(name + ".work") if name else Path(f"{self.path.resolve()}.work")
+        if (work / COPY).exists():
+            return f"{self.path}: its copy isn't finished ({work} exists); run the same copy command again"
         if work.exists():
             return f"{self.path}: its conversion isn't finished ({work} exists); rerun the same convert command"
         if self.path.exists():
@@ -86,8 +93,7 @@ class Store:
 
     @property
     def splits(self) -> list[str]:
-        found = [entry.name for entry in os.scandir(self.path) if os.path.isfile(os.path.join(entry.path, "zarr.json"))]
-        return split_order(found)
+        return split_order(groups_below(self.path))
 
     def __contains__(self, split: object) -> bool:
         return split in self.splits

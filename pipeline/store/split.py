@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import operator
-import os
-import stat
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +25,7 @@ from pipeline.store.format import (
 )
 from pipeline.store.maps import ChunkMaps
 from pipeline.store.metadata import RESTORE, damaged, read_metadata, regular_size
+from pipeline.store.remote import file_sizes, is_remote, read_part, zarr_store
 from pipeline.text import counted
 
 if TYPE_CHECKING:
@@ -124,14 +122,7 @@ class Split:
 
     def chunk_sizes(self) -> dict[str, int]:
         """Name -> bytes of the regular files among the images' files."""
-        sizes: dict[str, int] = {}
-        with os.scandir(self.path / "images") as entries:
-            for entry in entries:
-                with contextlib.suppress(OSError):  # such as of a link that leads nowhere
-                    found = entry.stat()
-                    if stat.S_ISREG(found.st_mode):
-                        sizes[entry.name] = found.st_size
-        return sizes
+        return file_sizes(self.path / "images")
 
     def good_chunks(self) -> np.ndarray:
         """int64 (n,): numbers of the chunks whose files are there in full, as far as their sizes tell."""
@@ -196,7 +187,8 @@ class Split:
         file, shape = self._find_small(name)
         dtype = np.dtype(SMALL_ARRAYS[name]).newbyteorder("<")
         # Read, not mapped: a map keeps a descriptor, and the largest of these arrays is tens of megabytes.
-        array = np.fromfile(file, dtype).reshape(shape) if math.prod(shape) else np.empty(shape, dtype)
+        wanted = math.prod(shape) * dtype.itemsize
+        array = read_part(file, 0, wanted).view(dtype).reshape(shape) if wanted else np.empty(shape, dtype)
         array.flags.writeable = False
         return array
 
@@ -263,8 +255,10 @@ class Split:
         """Read-only memory maps of all chunks, made at the first use in each process.
 
         Raises:
-            StoreError: the store is compressed.
+            StoreError: the store is compressed, or at a URL.
         """
+        if is_remote(self.path):
+            raise StoreError(f"{self.path}: at a URL, which can't be memory-mapped; `copy` it, or train with --cache")
         if not self.is_raw:
             codecs = "+".join(name for name in self.codecs if name != "bytes")
             raise StoreError(
@@ -277,10 +271,14 @@ class Split:
     def image(self, i: int) -> np.ndarray:
         """uint8 (H, W, C): a read-only view of slot i's image in the memory map; copy it before writing.
 
+        Of a store at a URL the image alone is read.
+
         Raises:
             IndexError: i is not a slot.
             StoreError: the store is compressed.
         """
+        if is_remote(self.path):
+            return self.read_image(i)
         chunk, position = divmod(self._slot(i), self.chunk_images)
         start = position * self.image_bytes
         return self.maps.chunk(chunk)[start : start + self.image_bytes].reshape(self.image_shape)
@@ -291,9 +289,9 @@ class Split:
         if not self.is_raw:
             import zarr
 
-            array: Any = zarr.open_array(str(self.path / "images"), mode="r")
+            array: Any = zarr.open_array(zarr_store(self.path / "images"), mode="r")
             return np.asarray(array[slot])
         chunk, position = divmod(slot, self.chunk_images)
-        with open(self.chunk_path(chunk), "rb") as file:
-            file.seek(position * self.image_bytes)
-            return np.fromfile(file, np.uint8, self.image_bytes).reshape(self.image_shape)
+        return read_part(self.chunk_path(chunk), position * self.image_bytes, self.image_bytes).reshape(
+            self.image_shape
+        )

@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 import zarr
 
-from pipeline.commands.copy_store import CODECS, codec_arguments
+from pipeline.commands.chunk_codec import codec_arguments
+from pipeline.store.format import CODECS
 from pipeline.store.reader import open_store
 from pipeline.store.writer import known_codecs
 

@@ -1,23 +1,21 @@
+import errno
 import re
 import shutil
-import socket
-import subprocess
-import sys
+import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import zarr
-from folders import same_tree
+from folders import same_tree, tree
 from stores import make_images, make_store
 
 import pipeline.commands.copy_store as copy_module
 from pipeline import open_store
-from pipeline.commands.copy_store import CODECS, copy_store
-from pipeline.errors import StoreError, StoreNotFoundError, UsageError
+from pipeline.commands.copy_store import copy_store
+from pipeline.errors import Error, StoreError, StoreNotFoundError, UsageError
+from pipeline.store.format import CODECS, chunk_name
 
 
 @pytest.fixture
@@ -68,23 +66,42 @@ def test_a_compressed_store_says_how_to_train_from_it(store: Path, tmp_path: Pat
 def test_damage_is_found_before_it_is_copied(
     store: Path, tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def write_slowly(*args: Any) -> None:  # so that one is being written when the other turns out to be damaged
-        time.sleep(0.3)
-        write_chunk(*args)
+    begun, put = threading.Event(), copy_module._put
 
-    write_chunk = copy_module._write_chunk
-    monkeypatch.setattr(copy_module, "_write_chunk", write_slowly)
+    def slow_put(file: Path, data: bytes) -> None:  # one is being written when the other turns out to be damaged
+        if file.name == "c.0.0.0.0" and file.parent.name == "images":
+            begun.set()
+            time.sleep(0.3)
+        put(file, data)
+
+    def late_read(self: Path) -> bytes:
+        if self == path:
+            assert begun.wait(10)
+        return read_bytes(self)
+
+    read_bytes = Path.read_bytes
+    monkeypatch.setattr(copy_module, "_put", slow_put)
     path = store / "train" / "images" / "c.1.0.0.0"
+    good = path.read_bytes()
     if damage == "flip":
-        data = bytearray(path.read_bytes())
+        data = bytearray(good)
         data[0] ^= 1
         path.write_bytes(data)
     else:
         path.unlink()
+    monkeypatch.setattr(Path, "read_bytes", late_read)
     with pytest.raises(StoreError, match=r"a\.zarr/train: chunk c\.1\.0\.0\.0 is missing or altered"):
         copy_store(store, tmp_path / "b.zarr", codec="zstd", n_jobs=2, quiet=True)
+    assert sorted(child.name for child in tmp_path.iterdir()) == ["a.zarr", "b.zarr.work"]
+    left = tree(tmp_path / "b.zarr.work" / ".copy")
+    assert f"train/images/{chunk_name(0)}" in left  # was waited for
+    assert not any(name.startswith("val/images/c.") or name == "zarr.json" for name in left)
     time.sleep(0.4)
-    assert sorted(child.name for child in tmp_path.iterdir()) == ["a.zarr"]
+    assert tree(tmp_path / "b.zarr.work" / ".copy") == left
+    monkeypatch.undo()
+    path.write_bytes(good)
+    copy_store(store, tmp_path / "b.zarr", codec="zstd", quiet=True)
+    assert not (tmp_path / "b.zarr.work").exists()
 
 
 @pytest.mark.parametrize("codec", ["zstd", "blosc", "max"])
@@ -115,37 +132,103 @@ def test_wrong_use(store: Path, tmp_path: Path) -> None:
     assert sorted(child.name for child in tmp_path.iterdir()) == ["a.zarr"]
 
 
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
-    """A local S3-compatible server with an empty bucket; credentials come from the environment as with the real one."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    address = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        for name, value in {
-            "AWS_ENDPOINT_URL": address,
-            "AWS_ACCESS_KEY_ID": "test",
-            "AWS_SECRET_ACCESS_KEY": "test",
-            "AWS_DEFAULT_REGION": "us-east-1",
-        }.items():
-            monkeypatch.setenv(name, value)
-        import boto3
+class Puts:
+    """Notes which chunk files are written, and after `most` of them fails as a full disk does."""
 
-        client = boto3.client("s3")
-        for _ in range(100):
-            try:
-                client.create_bucket(Bucket="bucket")
-                break
-            except Exception:  # until the server listens
-                assert server.poll() is None
-                time.sleep(0.1)
-        yield "s3://bucket"
-    finally:
-        server.terminate()
-        server.wait(timeout=10)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, most: int | None = None) -> None:
+        self.names: list[str] = []
+        self.most = most
+        self._put = copy_module._put
+        monkeypatch.setattr(copy_module, "_put", self)
+
+    def __call__(self, file: Path, data: bytes) -> None:
+        if file.name.startswith("c.") and file.parent.name == "images":
+            if len(self.names) == self.most:
+                raise OSError(errno.ENOSPC, "No space left on device", str(file))
+            self.names.append(f"{file.parent.parent.name}/{file.name}")
+        self._put(file, data)
+
+
+@pytest.mark.parametrize("codec", ["none", "max"])
+def test_an_interrupted_copy_goes_on(
+    store: Path, tmp_path: Path, codec: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy_store(store, tmp_path / "whole.zarr", codec=codec, quiet=True)
+    Puts(monkeypatch, most=2)
+    with pytest.raises(Error, match=r"No space left on device; the copy isn't finished, run it again"):
+        copy_store(store, tmp_path / "b.zarr", codec=codec, n_jobs=1, quiet=True)
+    with pytest.raises(StoreNotFoundError, match="its copy isn't finished"):
+        open_store(tmp_path / "b.zarr")
+    staged = tmp_path / "b.zarr.work" / ".copy" / "train"
+    (staged / "images" / "c.2.0.0.0.tmp-0123").write_bytes(b"killed")
+    first = staged / "images" / chunk_name(0)
+    first.write_bytes(first.read_bytes()[:-1] + b"x")  # altered: in raw files the index
+    labels = staged / "labels" / "c.0"
+    labels.write_bytes(labels.read_bytes()[:5])
+    monkeypatch.undo()
+    puts = Puts(monkeypatch)
+    copy_store(store, tmp_path / "b.zarr", codec=codec)
+    assert sorted(puts.names) == ["train/c.0.0.0.0", "train/c.2.0.0.0", "val/c.0.0.0.0"]
+    assert "4 chunks as written (1 of them were there already)" in capsys.readouterr().err
+    assert same_tree(tmp_path / "whole.zarr", tmp_path / "b.zarr")
+    assert not (tmp_path / "b.zarr.work").exists()
+
+
+def test_a_copy_that_was_begun_otherwise_starts_again(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Puts(monkeypatch, most=2)
+    with pytest.raises(Error, match="No space left"):
+        copy_store(store, tmp_path / "b.zarr", codec="zstd", quiet=True)
+    monkeypatch.undo()
+    copy_store(store, tmp_path / "b.zarr")
+    assert "starting again" in capsys.readouterr().err
+    assert same_tree(store, tmp_path / "b.zarr")
+
+
+def test_altered_small_arrays_are_not_copied(store: Path, tmp_path: Path) -> None:
+    labels = store / "train" / "labels" / "c.0"
+    labels.write_bytes(bytes(reversed(labels.read_bytes())))
+    with pytest.raises(StoreError, match=r"train/labels: altered"):
+        copy_store(store, tmp_path / "b.zarr", quiet=True)
+    assert sorted(child.name for child in tmp_path.iterdir()) == ["a.zarr"]
+
+
+def test_what_reads_back_otherwise_is_an_error(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put = copy_module._put
+
+    def lose(file: Path, data: bytes) -> None:
+        put(file, data[:-1] + b"x" if file.name == "c.1.0.0.0" else data)
+
+    monkeypatch.setattr(copy_module, "_put", lose)
+    with pytest.raises(Error, match=r"c\.1\.0\.0\.0: reads back otherwise"):
+        copy_store(store, tmp_path / "b.zarr", quiet=True)
+    assert not (tmp_path / "b.zarr").exists()
+
+
+def test_a_copy_to_a_url_goes_on(
+    store: Path, tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Puts(monkeypatch, most=2)
+    with pytest.raises(Error, match="No space left"):
+        copy_store(store, url, n_jobs=1, quiet=True)
+    with pytest.raises(StoreNotFoundError, match="no store there"):
+        copy_store(url, tmp_path / "back.zarr", quiet=True)
+    with pytest.raises(UsageError, match=r"images/zarr\.json: no part of this copy"):
+        copy_store(store, url, codec="zstd", quiet=True)
+    monkeypatch.undo()
+    puts = Puts(monkeypatch)
+    copy_store(store, url)
+    assert sorted(puts.names) == ["train/c.2.0.0.0", "val/c.0.0.0.0"]
+    assert "4 chunks as written (2 of them were there already)" in capsys.readouterr().err
+    copy_store(url, tmp_path / "back.zarr", quiet=True)
+    assert same_tree(store, tmp_path / "back.zarr")
+
+
+def test_file_urls_are_folders(store: Path, tmp_path: Path) -> None:
+    copy_store(store.as_uri(), (tmp_path / "b c.zarr").as_uri(), quiet=True)
+    assert same_tree(store, tmp_path / "b c.zarr")
+    assert open_store((tmp_path / "b c.zarr").as_uri()).path == tmp_path / "b c.zarr"
 
 
 @pytest.mark.filterwarnings("ignore")  # of botocore's own

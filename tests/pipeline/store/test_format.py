@@ -19,13 +19,14 @@ from folders import same_tree
 from stores import as_format_1, edit_attributes, make_images, make_store
 from zarr.storage import LocalStore, WrapperStore
 
-from pipeline.commands.copy_store import CODECS, codec_arguments, copy_store
+from pipeline.commands.chunk_codec import codec_arguments
+from pipeline.commands.copy_store import copy_store
 from pipeline.commands.info import store_info
 from pipeline.commands.report import write_report
 from pipeline.commands.verify import verify
 from pipeline.errors import StoreError
 from pipeline.store.attributes import attributes_digest
-from pipeline.store.format import chunk_index
+from pipeline.store.format import CODECS, chunk_index
 from pipeline.store.reader import open_store
 
 SIZE = 32
