@@ -1,4 +1,4 @@
-"""PyTorch Lightning: the Loader as its dataloader, on any number of devices.
+"""PyTorch Lightning: a store as its data module, on any number of devices.
 
     python examples/lightning_module.py data/digits-32.zarr [EPOCHS]
 
@@ -17,30 +17,44 @@ from torch import Tensor
 from torchvision.models import resnet18
 
 from pipeline import open_store
+from pipeline.store.reader import Store
 from trainer.dataset import RankPartitionedDataset
 from trainer.loader import Loader
 
 
-class Classifier(lightning.LightningModule):
-    def __init__(self, path: str, global_batch: int = 64) -> None:
+class StoreDataModule(lightning.LightningDataModule):
+    """Batches of uint8 (B, C, crop, crop) and int64 (B,), already on the device.
+
+    Args:
+        path: the store's folder, with splits `train` and `val`.
+        global_batch: samples per step over all devices; a multiple of their number.
+        crop: side of the crops in pixels; 7/8 of the square by default.
+    """
+
+    def __init__(self, path: str, global_batch: int = 64, crop: int | None = None) -> None:
         super().__init__()
         self.store, self.global_batch = open_store(path), global_batch
-        self.model = resnet18(num_classes=len(self.store.class_ids)).to(memory_format=torch.channels_last)
-        for name in ("mean", "std"):
-            self.register_buffer(name, (255 * torch.tensor(getattr(self.store["train"], name))).view(-1, 1, 1))
-        self.register_buffer("counts", torch.zeros(2))  # hits, samples
+        self.crop = crop or int(self.store.geometry["size"]) * 7 // 8
 
     def _loader(self, split: str) -> Loader:
         rank, world_size = self.trainer.global_rank, self.trainer.world_size
-        crop = int(self.store.geometry["size"]) * 7 // 8
-        data = RankPartitionedDataset(self.store, split, rank=rank, world_size=world_size, crop=crop)
-        return Loader(data, self.global_batch // world_size, device=self.device)
+        data = RankPartitionedDataset(self.store, split, rank=rank, world_size=world_size, crop=self.crop)
+        return Loader(data, self.global_batch // world_size, device=self.trainer.strategy.root_device)
 
     def train_dataloader(self) -> Loader:
         return self._loader("train")
 
     def val_dataloader(self) -> Loader:
         return self._loader("val")
+
+
+class Classifier(lightning.LightningModule):
+    def __init__(self, store: Store) -> None:
+        super().__init__()
+        self.model = resnet18(num_classes=len(store.class_ids)).to(memory_format=torch.channels_last)
+        for name in ("mean", "std"):
+            self.register_buffer(name, (255 * torch.tensor(getattr(store["train"], name))).view(-1, 1, 1))
+        self.register_buffer("counts", torch.zeros(2))  # hits, samples
 
     def forward(self, images: Tensor) -> Tensor:
         return self.model((images - self.mean) / self.std)
@@ -81,4 +95,5 @@ if __name__ == "__main__":
         enable_progress_bar=False,
         num_sanity_val_steps=0,
     )
-    trainer.fit(Classifier(sys.argv[1]))
+    data = StoreDataModule(sys.argv[1])
+    trainer.fit(Classifier(data.store), datamodule=data)

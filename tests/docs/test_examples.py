@@ -26,6 +26,7 @@ NEEDED = {
     "accelerate_loop.py": ["accelerate"],
     "timm_transforms.py": ["timm"],
     "jax_numpy.py": ["jax"],
+    "grain_source.py": ["grain"],
     "spawn.py": [],
     "own_folder.py": [],
     "gcn_neighborloader.py": ["torch_geometric"],
@@ -81,6 +82,10 @@ def test_a_loop_over_whole_pictures_learns_the_digits(digits: Path) -> None:
     store = digits / "stretched-32.zarr"
     convert(digits / "digits", store, size=32, fit="stretch", quiet=True)
     assert accuracies(run("whole_pictures.py", store, 3))[-1] > 0.7
+
+
+def test_grain_is_served_whole_batches(digits: Path) -> None:
+    assert run("grain_source.py", digits / "digits-16.zarr", 2) == "2,816 crops of 14 px in 2 epochs of 1,437 samples\n"
 
 
 def test_randaugment_image_by_image(digits: Path) -> None:
