@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -9,6 +11,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from pipeline.compiled.install import BuildError, compiler
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -22,6 +26,13 @@ def tracked() -> list[str]:
     return [name for name in found.stdout.splitlines() if (ROOT / name).is_file()]
 
 
+def has_compiler() -> bool:
+    try:
+        return sys.platform == "linux" and bool(compiler())
+    except BuildError:
+        return False
+
+
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what the wheel installs, and nothing else of the checkout."""
@@ -30,8 +41,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / "source" / name)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir"]
-    subprocess.run([*command, str(folder), str(folder / "source")], check=True)
+    libraries = {"EFFICIENT_IMAGENET_LIBRARIES": "copy" if has_compiler() else ""}  # resize would download its source
+    subprocess.run([*command, str(folder), str(folder / "source")], check=True, env=os.environ | libraries)
     (wheel,) = folder.glob("*.whl")
+    assert wheel.name.endswith(f"-py3-none-linux_{platform.machine()}.whl" if has_compiler() else "-py3-none-any.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder / "site")
     return folder / "site"
@@ -48,6 +61,28 @@ def test_a_wheel_holds_every_file_that_the_checkout_has(installed: Path) -> None
     assert ours
     assert [name for name in ours if not (installed / name).exists()] == []
     assert not (installed / "tests").exists()
+
+
+def test_a_wheel_brings_its_own_library_for_each_processor(installed: Path, tmp_path: Path) -> None:
+    if not has_compiler():
+        pytest.skip("no C compiler, or not Linux")
+    code = (
+        "import importlib.metadata as m\n"
+        "def none(name): raise m.PackageNotFoundError(name)\n"
+        "m.version = none\n"
+        "sys.modules['efficient_imagenet_copy'] = None\n"
+        "import importlib.util as u; found = u.find_spec\n"
+        "u.find_spec = lambda name: None if name == 'efficient_imagenet_copy' else found(name)\n"
+        "from pipeline.compiled.library import COPY, CPU_FLAGS, cpu_flags, load\n"
+        "library, why = load(COPY)\n"
+        "assert library is not None, why\n"
+        "best = next((name for name, flag in CPU_FLAGS.items() if flag in cpu_flags()), 'any')\n"
+        "assert f'+{best}.' in library._name and library._name.startswith(sys.path[0]), library._name"
+    )
+    done = python(code, tmp_path, installed)
+    assert done.returncode == 0, done.stderr
+    ours = list((installed / "pipeline" / "compiled" / "bundled").iterdir())
+    assert len(ours) == (2 if platform.machine() == "x86_64" else 1)
 
 
 def test_the_public_api_under_one_name(installed: Path, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline import __version__
@@ -204,6 +205,29 @@ def install_copy() -> None:
         folder = Path(name)
         compile_library(COPY, [f"-m{instructions}"] if instructions in CPU_FLAGS else [], folder)
         pip("install", "--quiet", "--no-deps", "--no-index", "--force-reinstall", str(pack(COPY, build, folder)))
+
+
+def bundle(folder: Path, names: Sequence[str]) -> None:
+    """Compile libraries for a wheel into `folder`, each for every processor of this machine's kind.
+
+    Raises:
+        BuildError: no compiler, or pillow-simd's source can't be had.
+    """
+    kinds = list(CPU_FLAGS) if platform.machine() in ("x86_64", "AMD64") else []
+    with tempfile.TemporaryDirectory() as name:
+        folder.mkdir(parents=True, exist_ok=True)
+        source = Path(name)
+        if RESIZE.name in names and kinds:
+            source = fetch_source(source)
+            shutil.copy(source / "LICENSE", folder / "LICENSE.pillow-simd")
+        for library, release, instructions in (
+            *((RESIZE, RELEASE, kind) for kind in kinds),
+            *((COPY, __version__, kind) for kind in kinds or ["any"]),
+        ):
+            if library.name in names:
+                path = compile_library(library, [f"-m{instructions}"] if kinds else [], source)
+                build = Build(release, instructions, library.source_digest)
+                shutil.move(path, folder / f"{library.name}-{build}.so")
 
 
 def main() -> int:

@@ -1,7 +1,8 @@
 """The compiled libraries: what each is made of, which one is installed, and how its functions are called.
 
 A library is a distribution of its own, with one shared library in it, that `install.py` compiles from C sources in
-this folder. Its version names these sources by their digest: a library made from other sources is not used.
+this folder. Its version names these sources by their digest: a library made from other sources is not used. Where none
+is installed, the file that came with a wheel is used, if there is one (`bundled/NAME-VERSION.so`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 SOURCES = Path(__file__).parent
+BUNDLED = SOURCES / "bundled"
 CPU_FLAGS = {"avx2": "avx2", "sse4": "sse4_2"}
 """Linux's names of the instruction sets that a processor must have."""
 REPAIR = "run `python -m pipeline.compiled.install`"
@@ -103,11 +105,15 @@ def cpu_flags() -> frozenset[str]:
 
 
 def installed(library: Library) -> Build | None:
-    """What is installed of it, or None."""
+    """What is installed of it, or what of this wheel suits this processor, or None."""
     try:
         version = importlib.metadata.version(library.distribution)
     except importlib.metadata.PackageNotFoundError:
-        return None
+        suits = [name for name, flag in CPU_FLAGS.items() if flag in cpu_flags()] + ["any"]
+        files = [path for name in suits for path in BUNDLED.glob(f"{library.name}-*+{name}.*.so")]
+        if not files:
+            return None
+        version = files[0].stem.removeprefix(f"{library.name}-")
     release, _, local = version.partition("+")
     instructions, _, source = local.partition(".")
     return Build(release, instructions, source)
@@ -125,9 +131,9 @@ def load(library: Library) -> tuple[ctypes.CDLL | None, str]:
         return None, f"{library.distribution} was built for {build.instructions}, which this processor lacks; {REPAIR}"
     try:
         spec = importlib.util.find_spec(library.module)
-        if spec is None or spec.origin is None:
-            raise OSError(f"no module {library.module}")
-        loaded = ctypes.CDLL(str(Path(spec.origin).with_name(f"{library.name}.so")))
+        own = BUNDLED / f"{library.name}-{build}.so"
+        path = Path(spec.origin).with_name(f"{library.name}.so") if spec and spec.origin else own
+        loaded = ctypes.CDLL(str(path))
         for name, (result, *arguments) in library.functions.items():
             function = getattr(loaded, name)
             function.restype, function.argtypes = result, arguments
