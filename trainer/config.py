@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args, get_type_hints
 
 from pipeline.errors import UsageError
+from pipeline.store.remote import is_remote, place
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Config:
     """Train or evaluate an image classifier on a store that `python -m pipeline convert` wrote."""
 
     data: str
-    """The store. May hold {size}, which the stages' sizes and --eval-size fill in."""
+    """The store, or with --cache its URL. May hold {size}, which the stages' sizes and --eval-size fill in."""
     out: str | None = None
     """Folder of the run; runs/STORE-MODEL by default."""
     resume: str | None = None
@@ -34,6 +35,8 @@ class Config:
     """Start from these weights: a file of this trainer or a plain state dict, or `torchvision` for its pretrained."""
     eval_only: bool = False
     """Only evaluate --weights on the val split."""
+    cache: str | None = None
+    """For a store at a URL: a folder on this machine's disk to which it is brought, beside training."""
     model: str = "resnet50"
     """A torchvision classifier, one of our own (resnet_small, whitened_net, flatten_linear, vit_s_16), or timm's."""
     blurpool: bool = False
@@ -146,6 +149,14 @@ class Config:
             if isinstance(value, str) and "\0" in value:
                 raise UsageError(f"--{name.replace('_', '-')}: holds a NUL byte")
         check("data", self.data != "", "the path of a store")
+        check("cache", self.cache != "", "the path of a folder, or left out")
+        if is_remote(place(self.data)):
+            if self.cache is None:
+                raise UsageError(f"--data {self.data}: at a URL; give --cache DIR, a folder on this machine's disk")
+            if self.order != "windowed" and not self.eval_only:
+                raise UsageError(f"--order {self.order}: --data at a URL needs --order windowed")
+        elif self.cache is not None:
+            raise UsageError(f"--cache {self.cache}: only for --data at a URL, which {self.data} isn't; leave it out")
         check("out", self.out != "", "the path of a folder, or left out")
         for name in ("epochs", "threads", "checkpoint_every", "eval_every", "timeout"):
             check(name, getattr(self, name) > 0, "above 0")

@@ -38,7 +38,14 @@ GROUPS = {
 }
 """Headings of the help, each before its first field."""
 
-PLACEHOLDERS = {"data": "STORE", "out": "FOLDER", "resume": "auto|PATH", "weights": "PATH", "subset": "FILE"}
+PLACEHOLDERS = {
+    "data": "STORE",
+    "cache": "DIR",
+    "out": "FOLDER",
+    "resume": "auto|PATH",
+    "weights": "PATH",
+    "subset": "FILE",
+}
 
 KINDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
 """Types of fields in words."""

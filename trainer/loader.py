@@ -129,6 +129,10 @@ class Loader(FixedArguments):
             self._consumed, self._resume = 0, False
         self.data.set_epoch(epoch)
 
+    def coming_slots(self, epoch: int) -> np.ndarray:
+        """int64 (n,): store slots of all ranks' samples that come next in this epoch, or in `epoch` if later."""
+        return self.data.epoch_slots(max(epoch, self.epoch))[self._consumed :]
+
     @property
     def _served(self) -> int:
         """Samples that all ranks together serve in an epoch."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -24,6 +24,7 @@ from trainer.loader import Loader
 from trainer.models import check_size, load_weights, make_model, read_weights
 from trainer.networks import WhitenedNet
 from trainer.ranks import Ranks, broadcast_object
+from trainer.reading.cache import Cache
 
 WHITENING_IMAGES = 2000
 """So many training images give the covariance of patches for whitened_net."""
@@ -49,9 +50,10 @@ class TrainingSetup:
         self._crop_flag = "--stages: crop" if config.stages else "--crop"
         last = self.stages[-1]
         crop = config.final_crop
-        evaluated = open_store(config.store_path(config.eval_size or last.size))
+        self.cache = Cache(config.cache, ranks.local_rank == 0, say) if config.cache else None
+        evaluated = self._open(config.eval_size or last.size)
         same = config.eval_only or config.eval_size in (None, last.size)
-        store = evaluated if same else open_store(config.store_path(last.size))  # that one may hold val alone
+        store = evaluated if same else self._open(last.size)  # that one may hold val alone
         if not store.class_ids:
             raise UsageError(f"{store.path}: has no classes; convert a source with labels")
         if store.class_ids != evaluated.class_ids:
@@ -87,6 +89,29 @@ class TrainingSetup:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         self.model = model.to(device).to(memory_format=torch.channels_last)
 
+    def close(self) -> None:
+        """Stop bringing chunks."""
+        if self.cache is not None:
+            self.cache.close()
+
+    def _open(self, size: int | None) -> Store:
+        path = self.config.store_path(size)
+        return self.cache.open(path) if self.cache else open_store(path)
+
+    def bring(self, loaders: Sequence[Loader], epoch: int) -> None:
+        """Begin to bring what isn't in --cache yet, in the order in which a run needs it that goes on at `epoch`."""
+        if self.cache is None:
+            return
+        wanted = [
+            (loader.data.split, loader.coming_slots(stage.epoch))
+            for loader, stage in zip(loaders, self.stages, strict=False)
+        ]
+        now = max(sum(stage.epoch <= epoch for stage in self.stages) - 1, 0)
+        wanted = wanted[now:] + wanted[:now]
+        if self.val:
+            wanted.insert(1, (self.val.split, self.val.slots))
+        self.cache.start(wanted)
+
     def _val(self, store: Store, crop: int | None, say: Callable[[str], None]) -> RankPartitionedDataset | None:
         config, ranks = self.config, self.ranks
         # torchvision calls its second split test; ImageNet's test split has no labels
@@ -118,7 +143,7 @@ class TrainingSetup:
 
     def _loader(self, stage: Stage) -> Loader:
         config, batching, ranks = self.config, self.batching, self.ranks
-        store = open_store(config.store_path(stage.size))
+        store = self._open(stage.size)
         _check_crop(self._crop_flag, stage.crop, store["train"])
         if self.stretched:
             check_source_sizes(store["train"])

@@ -34,7 +34,9 @@ from trainer.stop import GO, LossWatch, Signals, Stopped, diverged
 def evaluate_only(config: Config, ranks: Ranks, device: torch.device, say: Callable[[str], None]) -> None:
     """Evaluate --weights on the val split and say the figures."""
     setup = TrainingSetup(config, ranks, device, say)
-    figures = setup.evaluate(setup.model)
+    with contextlib.closing(setup):
+        setup.bring([], 0)
+        figures = setup.evaluate(setup.model)
     assert figures is not None
     say(
         f"{config.model} on {figures['val_samples']:,} samples: loss {figures['val_loss']:.4f}, "
@@ -54,6 +56,7 @@ def train(config: Config, ranks: Ranks, device: torch.device, say: Callable[[str
     data_path = Path(config.store_path(setup.stages[-1].size)).absolute().resolve()
     out = Path(config.out or f"runs/{data_path.stem}-{config.model}")
     with contextlib.ExitStack() as stack:
+        stack.callback(setup.close)
         folder = RunFolder(out, wait_seconds=config.timeout / 2) if ranks.rank == 0 else None  # rank 0 alone writes
         if folder:
             stack.callback(folder.close)
@@ -70,7 +73,8 @@ def train(config: Config, ranks: Ranks, device: torch.device, say: Callable[[str
             stack.callback(loader.close)
         for line in describe_run(run, out):
             say(line)
-        if config.warm == "auto" and ranks.local_rank == 0:
+        setup.bring(run.loaders, run.state.epoch)
+        if config.warm == "auto" and ranks.local_rank == 0 and (setup.cache is None or setup.cache.is_complete):
             datasets = [loader.data for loader in run.loaders] + ([setup.val] if setup.val else [])
             stack.callback(warm_up([data.split for data in datasets], say))
         stack.enter_context(run.signals)  # until curves are drawn

@@ -23,6 +23,8 @@ UNLABELLED = -2
 """Label of a sample without one: it is served, but can't be trained on."""
 COPY = ".copy"
 """Name of an unfinished copy in its work folder; no split's name begins so."""
+PARTIAL_ROOT = "zarr.json.partial"
+"""Name of the root group of a store whose chunks are still being brought from a URL."""
 CODECS = ("none", "zstd", "blosc", "max")
 """What `copy --codec` takes."""
 SMALL_ARRAYS = {"labels": "int32", "keys": "uint8", "key_offsets": "int64", "source_size": "int32", "digests": "uint8"}

@@ -11,7 +11,7 @@ import mmap
 import os
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -86,8 +86,18 @@ class ChunkMaps:
         self._mapping = _Mapping(len(paths) * stride + step, f"{paths[0]} ..." if paths else "no files")
         first = -(-self._mapping.address // step) * step
         self.addresses = first + np.arange(len(paths)) * stride
+        self._map_all(paths)
+
+    def _map_all(self, paths: Sequence[str | os.PathLike[str]]) -> None:
         for path, address in zip(paths, self.addresses.tolist(), strict=True):
             self._map(path, address)
+
+    def arrive(self, positions: np.ndarray, stopped: Callable[[], bool]) -> None:
+        """Wait for the files that hold `positions`, int64 (n,) bytes counted through all chunks; here all are there.
+
+        Args:
+            stopped: asked while waiting; True ends it with a UsageError.
+        """
 
     def _map(self, path: str | os.PathLike[str], address: int) -> None:
         assert LIBC is not None

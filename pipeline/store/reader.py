@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeline.errors import StoreError, StoreNotFoundError
 from pipeline.store.attributes import check_group_metadata, check_root_attributes
-from pipeline.store.format import COPY, FORMAT_NAME, READABLE_VERSIONS, split_order
+from pipeline.store.format import COPY, FORMAT_NAME, PARTIAL_ROOT, READABLE_VERSIONS, split_order
 from pipeline.store.metadata import damaged, read_metadata
 from pipeline.store.remote import groups_below, is_remote, place
 from pipeline.store.split import Split
@@ -47,9 +47,11 @@ class Store:
         splits: names of the complete splits, `train` first, then `val`, then the rest sorted.
     """
 
+    root_name = "zarr.json"
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = place(path)
-        file = self.path / "zarr.json"
+        file = self.path / self.root_name
         try:
             metadata = read_metadata(file)
         except (FileNotFoundError, NotADirectoryError):
@@ -82,6 +84,8 @@ class Store:
             return f"{self.path}: its copy isn't finished ({work} exists); run the same copy command again"
         if work.exists():
             return f"{self.path}: its conversion isn't finished ({work} exists); rerun the same convert command"
+        if (self.path / PARTIAL_ROOT).exists():
+            return f"{self.path}: a --cache that isn't complete; train with the same --data and --cache to complete it"
         if self.path.exists():
             return f"{self.path}: not a store (no zarr.json in it); check the path"
         return f"{self.path}: no store there; check the path, or make one with `python -m pipeline convert SRC DST`"
@@ -109,6 +113,9 @@ class Store:
         if split not in self.splits:
             have = ", ".join(self.splits) or "none"
             raise StoreNotFoundError(f"{self.path}: no split {split!r} (complete splits: {have}); convert it first")
+        return self._open(split)
+
+    def _open(self, split: str) -> Split:
         return Split(self, split)
 
     def __repr__(self) -> str:

@@ -102,6 +102,7 @@ class Prefetcher:
     def _fill(self, batch: int) -> Batch:
         part = slice(batch * self._batch_size, (batch + 1) * self._batch_size)
         slots = self._slots[part]
+        self._chunks.arrive(self._positions[part], lambda: self.stopped)
         memory = self._pool.take()
         with self._ahead.disk.watch():
             self._ahead.ask(batch)
