@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import posixpath
-import threading
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -151,32 +150,21 @@ def index_archives(archives: Sequence[str]) -> Index:
     return builder.build(), builder.folders
 
 
+@dataclass(eq=False)
 class ArchiveSource(Indexed):
-    """Samples that are byte ranges of a few large files.
+    """Samples that are byte ranges of the files `archives`; the arrays are those of a `Table`."""
 
-    Args:
-        archives: paths of the archives.
-        table: where each sample lies; the names are the keys.
-        labels: int32 (N,), class indices or -2.
-    """
-
-    def __init__(self, archives: list[str], table: Table, labels: np.ndarray) -> None:
-        super().__init__(table.names, labels)
-        self.archives = archives
-        self.archive = table.archive
-        self.offset = table.offset
-        self.size = table.size
-        self._fds: dict[int, int] = {}
-        self._lock = threading.Lock()
+    archives: list[str]
+    archive: np.ndarray
+    offset: np.ndarray
+    size: np.ndarray
+    _fds: dict[int, int] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_fds", "_lock")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _fds={}, _lock=threading.Lock())
+        return vars(self) | {"_fds": {}}
 
     def __del__(self) -> None:
-        for fd in vars(self).get("_fds", {}).values():
+        for fd in self._fds.values():
             os.close(fd)
 
     def _open(self, archive: int) -> int:
@@ -189,9 +177,8 @@ class ArchiveSource(Indexed):
         fd = self._fds.get(archive)
         if fd is None:
             fd = self._open(archive)
-            with self._lock:
-                kept = len(self._fds) < MAX_OPEN_ARCHIVES and self._fds.setdefault(archive, fd) == fd
-            if not kept:
+            # Another thread may have opened it meanwhile.
+            if len(self._fds) >= MAX_OPEN_ARCHIVES or self._fds.setdefault(archive, fd) != fd:
                 try:
                     return pread(fd, size, offset)
                 finally:
@@ -233,4 +220,5 @@ class ArchivePart:
         return f"{self.archives[self.table.archive[i]]}: {as_text(self.table.names[i])}"
 
     def source(self, labels: np.ndarray) -> ArchiveSource:
-        return ArchiveSource(self.archives, self.table, labels)
+        table = self.table
+        return ArchiveSource(table.names, labels, self.archives, table.archive, table.offset, table.size)

@@ -101,18 +101,17 @@ class SourceOptions:
         return self.splits[0] if len(self.splits) == 1 else "train"
 
 
+@dataclass(eq=False)
 class Indexed:
     """N samples with a key and a label each, as arrays: what the sources that index files have in common.
 
     Args:
-        keys: the samples' keys, unique.
+        names: the samples' keys, unique.
         labels: int32 (N,), class indices or -2.
     """
 
-    def __init__(self, keys: ByteStrings, labels: np.ndarray) -> None:
-        assert len(keys) == len(labels), (len(keys), len(labels))
-        self.names = keys
-        self.labels = labels
+    names: ByteStrings
+    labels: np.ndarray
 
     def __len__(self) -> int:
         return len(self.names)

@@ -9,6 +9,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,6 @@ import numpy as np
 from pipeline.errors import BadSample, UsageError
 from pipeline.sources import names
 from pipeline.sources.base import Indexed
-from pipeline.sources.byte_strings import ByteStrings
 from pipeline.text import as_text
 
 _FOLDERS_LOOKED_INTO = 100
@@ -129,18 +129,11 @@ def file_stamps(paths: Sequence[bytes | str]) -> np.ndarray:
     return stamps
 
 
+@dataclass(eq=False)
 class FileSource(Indexed):
-    """One file per sample; its key is its path below `root`.
+    """One file per sample; its key is its path below `root`. An absolute path stands for itself."""
 
-    Args:
-        root: the folder that keys are relative to.
-        keys: paths, unique, with `/` between folders. An absolute path stands for itself.
-        labels: int32 (N,), class indices or -2.
-    """
-
-    def __init__(self, root: bytes, keys: ByteStrings, labels: np.ndarray) -> None:
-        super().__init__(keys, labels)
-        self.root = root
+    root: bytes
 
     def path(self, i: int) -> bytes:
         return os.path.join(self.root, self.names[i])

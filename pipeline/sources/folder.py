@@ -24,10 +24,11 @@ from pipeline.sources.base import SourceOptions, SourceSet
 from pipeline.sources.byte_strings import ByteStrings, ByteStringsBuilder
 from pipeline.sources.devkit import NAME, is_official_val
 from pipeline.sources.files import FileSource, label_files
-from pipeline.sources.ignored import Ignored
+from pipeline.sources.ignored import LINK_LOOP, LINK_TO_NOTHING, OUTSIDE_CLASSES, OUTSIDE_SPLITS, SYSTEM_FOLDER, Ignored
 from pipeline.sources.labels import LabelColumn, assemble, refuse_alike, some
 from pipeline.sources.manifest import read_metadata
 from pipeline.sources.nested_images import NestedImages
+from pipeline.store.format import split_order
 from pipeline.text import as_text
 
 MAX_WAYS = 100  # to one folder, through links
@@ -51,7 +52,7 @@ def list_folder(path: bytes, ignored: Ignored | None = None) -> tuple[list[bytes
                 except OSError:  # such as a loop of links
                     is_folder = b"." not in name
                 if is_folder and names.is_system_folder(name):
-                    passed_over.append((name, names.SYSTEM_FOLDER))
+                    passed_over.append((name, SYSTEM_FOLDER))
                 elif is_folder:
                     folders.append(name)
                 elif why := names.why_ignored(name):
@@ -91,11 +92,11 @@ def walk(
             try:
                 status = os.stat(path)
             except OSError:
-                ignored.add(names.LINK_TO_NOTHING, path)
+                ignored.add(LINK_TO_NOTHING, path)
                 continue
             this = status.st_dev, status.st_ino
             if this in inside:
-                ignored.add(names.LINK_LOOP, path)
+                ignored.add(LINK_LOOP, path)
                 continue
             entered[this] += 1
             if entered[this] > MAX_WAYS:
@@ -137,7 +138,7 @@ class Scan:
         return self.path(self.keys[i])
 
     def source(self, labels: np.ndarray) -> FileSource:
-        return FileSource(self.root, self.keys, labels)
+        return FileSource(self.keys, labels, self.root)
 
 
 def scan(root: bytes, ignored: Ignored) -> Scan:
@@ -157,7 +158,7 @@ def scan(root: bytes, ignored: Ignored) -> Scan:
             column.add(name, len(keys) - before)
     if keys:
         if files:
-            ignored.add(names.OUTSIDE_CLASSES, os.path.join(root, files[0]), len(files))
+            ignored.add(OUTSIDE_CLASSES, os.path.join(root, files[0]), len(files))
         return Scan(root, keys.build(), column, classes, deeper)
     column.add(None, len(files))
     return Scan(root, ByteStrings.pack(files), column, [] if files else classes)
@@ -224,10 +225,10 @@ def open_folder(src: Path, options: SourceOptions) -> SourceSet:
         folders, files = list_folder(root, ignored)
         for folder in folders:
             if folder not in {os.path.basename(path) for path in found.values()}:
-                ignored.add(names.OUTSIDE_SPLITS, folder)
+                ignored.add(OUTSIDE_SPLITS, folder)
         if files:
-            ignored.add(names.OUTSIDE_CLASSES, files[0], len(files))
-    scans = {split: scan(found[split], ignored) for split in names.natural_splits(set(found)) if options.wants(split)}
+            ignored.add(OUTSIDE_CLASSES, files[0], len(files))
+    scans = {split: scan(found[split], ignored) for split in split_order(found) if options.wants(split)}
     flat = {split: part for split, part in scans.items() if part.is_flat and len(part.column)}
     listed = {split: read_metadata(part.root, root, part.keys, options) for split, part in flat.items()}
     for split, column in listed.items():

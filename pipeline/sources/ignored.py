@@ -5,22 +5,27 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from pipeline.sources import names
 from pipeline.text import as_text, counted
 
-_PLURALS = {
-    names.DOT_FILE: "dot-files",
-    names.SYSTEM_FOLDER: "hidden or system folders",
-    names.NOT_AN_IMAGE: "files that are no images",
-    names.OUTSIDE_CLASSES: "images outside the class folders",
-    names.LINK_TO_NOTHING: "links that lead nowhere",
-    names.LINK_LOOP: "links to folders above",
-    names.OUTSIDE_SPLITS: "folders outside the splits",
-    names.NO_CLASS_ARCHIVE: "files that are no class archives",
-    names.NO_IMAGE: "samples without an image",
-    names.OTHER_FILE: "files of samples that aren't used",
-}
-_BY_EXTENSION = (names.NOT_AN_IMAGE, names.NO_CLASS_ARCHIVE, names.OTHER_FILE)
+_PLURALS: dict[str, str] = {}
+
+
+def _kind(one: str, several: str) -> str:
+    _PLURALS[one] = several
+    return one
+
+
+DOT_FILE = _kind("dot-file", "dot-files")
+SYSTEM_FOLDER = _kind("hidden or system folder", "hidden or system folders")
+NOT_AN_IMAGE = _kind("file that is no image", "files that are no images")
+OUTSIDE_CLASSES = _kind("image outside the class folders", "images outside the class folders")
+OUTSIDE_SPLITS = _kind("folder outside the splits", "folders outside the splits")
+LINK_TO_NOTHING = _kind("link that leads nowhere", "links that lead nowhere")
+LINK_LOOP = _kind("link to a folder above", "links to folders above")
+NO_CLASS_ARCHIVE = _kind("file that is no class archive", "files that are no class archives")
+NO_IMAGE = _kind("sample without an image", "samples without an image")
+OTHER_FILE = _kind("file of a sample that isn't used", "files of samples that aren't used")
+_BY_EXTENSION = (NOT_AN_IMAGE, NO_CLASS_ARCHIVE, OTHER_FILE)
 _EXAMPLES = 2
 _EXTENSIONS_SHOWN = 3
 _EXTENSIONS_KEPT = 100  # a folder of `x.00001` ... must not fill the memory
@@ -28,7 +33,7 @@ _REST = "of other kinds"
 
 
 class Ignored(dict[str, int]):
-    """Kind, as the constants of `names`, -> count; `SourceSet.ignored`.
+    """Kind, as the constants above, -> count; `SourceSet.ignored`.
 
     Args:
         root: the folder that names are shown relative to.

@@ -19,14 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.errors import UsageError
-from pipeline.sources import names
 from pipeline.sources.archive import ArchivePart, TableBuilder, index_archives
 from pipeline.sources.base import SourceOptions, SourceSet
 from pipeline.sources.byte_strings import ByteStrings
 from pipeline.sources.devkit import NAME, Devkit, find_devkit, is_official_val, read_devkit
 from pipeline.sources.files import open_regular, opened
 from pipeline.sources.folder import Scan, list_folder, scan, split_folders
-from pipeline.sources.ignored import Ignored
+from pipeline.sources.ignored import NO_CLASS_ARCHIVE, Ignored
 from pipeline.sources.labels import assemble
 from pipeline.sources.tar_headers import members
 from pipeline.text import as_text
@@ -189,7 +188,7 @@ def _class_tars(archive: Path, ignored: Ignored) -> dict[str, tuple[str, int, in
             match = _CLASS_TAR.fullmatch(member.name.rpartition(b"/")[2])
             if match is None or member.kind != "file":
                 if member.kind != "folder":
-                    ignored.add(names.NO_CLASS_ARCHIVE, member.name)
+                    ignored.add(NO_CLASS_ARCHIVE, member.name)
                 continue
             wnid = match[1].decode()
             if wnid in classes:

@@ -17,7 +17,7 @@ import numpy as np
 
 from pipeline.errors import UsageError
 from pipeline.sources.base import Source, SourceOptions, SourceSet
-from pipeline.store.format import UNLABELLED
+from pipeline.store.format import UNLABELLED, split_order
 from pipeline.text import counted, printable
 
 MAX_CLASSES = 1_000_000
@@ -96,7 +96,7 @@ def assemble(
 
     Args:
         kind: of source.
-        parts: split name -> what its opener has read, in the order of the store.
+        parts: split name -> what its opener has read.
         options: tells which of the splits are wanted; the others only have a say in the class map.
         class_ids: all ids, where the source declares them (class folders, a synset list), in any order.
         num_classes: the number of integer labels, where the source declares it.
@@ -107,6 +107,7 @@ def assemble(
     Raises:
         UsageError: a label that `train` or the declaration doesn't have, text mixed with integers, integers below -1.
     """
+    parts = {split: parts[split] for split in split_order(parts)}
     if read_integers:
         _read_integers(parts)
     kinds = {type(token): (part, token) for part in parts.values() for token in part.column.tokens}

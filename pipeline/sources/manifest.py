@@ -58,7 +58,7 @@ class _Part:
         keys = self.keys.build()
         if twice := first_duplicate(keys):
             raise UsageError(f"{self.where(twice[1])}: lists {as_text(keys[twice[0]])} again; keep one of the lines")
-        return FileSource(os.fsencode(self.src.parent), keys, labels)
+        return FileSource(keys, labels, os.fsencode(self.src.parent))
 
 
 def open_manifest(src: Path, options: SourceOptions) -> SourceSet:
@@ -68,10 +68,9 @@ def open_manifest(src: Path, options: SourceOptions) -> SourceSet:
         UsageError: no path column, a row that can't be read or has no label, or a path that is listed twice.
     """
     parts, unused = _collect(src, options)
-    ordered = {split: parts[split] for split in names.natural_splits(set(parts))}
     hint = f"there are other columns ({some(unused)}); name the labels' column with --label-column"
-    hints = dict.fromkeys(ordered if unused else (), hint)
-    return assemble("manifest", ordered, options, read_integers=True, label_hints=hints)
+    hints = dict.fromkeys(parts if unused else (), hint)
+    return assemble("manifest", parts, options, read_integers=True, label_hints=hints)
 
 
 def read_metadata(folder: bytes, src: bytes, keys: ByteStrings, options: SourceOptions) -> LabelColumn | None:

@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
+from pipeline.sources import ignored
 from pipeline.text import as_text
 
 # fmt: off
@@ -20,18 +21,6 @@ IMAGE_EXTENSIONS = frozenset((
 ))
 # fmt: on
 SYSTEM_FOLDERS = frozenset((b"__macosx", b"@eadir", b"$recycle.bin", b"system volume information", b"lost+found"))
-
-# What is passed over, as it is said of one.
-DOT_FILE = "dot-file"
-SYSTEM_FOLDER = "hidden or system folder"
-NOT_AN_IMAGE = "file that is no image"
-OUTSIDE_CLASSES = "image outside the class folders"
-OUTSIDE_SPLITS = "folder outside the splits"
-LINK_TO_NOTHING = "link that leads nowhere"
-LINK_LOOP = "link to a folder above"
-NO_CLASS_ARCHIVE = "file that is no class archive"
-NO_IMAGE = "sample without an image"
-OTHER_FILE = "file of a sample that isn't used"
 
 # fmt: off
 _SPLITS = {
@@ -62,10 +51,10 @@ def why_ignored(path: bytes) -> str | None:
     """Why the file at this relative path is passed over, or None where it is an image candidate."""
     *folders, name = path.split(b"/")
     if any(is_system_folder(folder) for folder in folders):
-        return SYSTEM_FOLDER
+        return ignored.SYSTEM_FOLDER
     if name.startswith(b"."):
-        return DOT_FILE
-    return None if is_image(name) else NOT_AN_IMAGE
+        return ignored.DOT_FILE
+    return None if is_image(name) else ignored.NOT_AN_IMAGE
 
 
 def split_of_folder(name: bytes) -> str | None:
@@ -115,8 +104,3 @@ def split_of_file(path: bytes) -> str | None:
         if found:
             return found[0]
     return None
-
-
-def natural_splits(names: set[str]) -> list[str]:
-    """Split names in the order of a store: train, val, the rest sorted."""
-    return sorted(names, key=lambda name: ({"train": 0, "val": 1}.get(name, 2), name))

@@ -11,13 +11,13 @@ import os
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pipeline.errors import BadSample, Error, UsageError
-from pipeline.sources import names
 from pipeline.sources.base import Indexed, SourceOptions, SourceSet
 from pipeline.sources.byte_strings import ByteStrings, ByteStringsBuilder, first_duplicate
 from pipeline.sources.files import data_files, file_stamps, opened, read_file, split_of_data_file
@@ -30,36 +30,25 @@ MAX_GROUP_BYTES = 8 << 30  # a row group is read as a whole
 _BATCH_ROWS = 16
 
 
+@dataclass(eq=False)
 class ParquetSource(Indexed):
     """Samples in the row groups of parquet files.
 
     Args:
         files: paths of the files.
-        columns: as `find_columns` gave them; all files of a split have the same.
+        image_column: name of the images' column.
         group_first: int64 (G+1,), the first sample of each row group; the last is N.
         group_file, group_index: int32 (G,), the file of each row group and its number there.
-        image_bytes: of all images before compression. More than fit into the cache are best read group by group.
+        blocks: `group_first` where all images together don't fit into the cache: they are best read group by group.
     """
 
-    def __init__(
-        self,
-        files: list[str],
-        columns: Columns,
-        group_first: np.ndarray,
-        group_file: np.ndarray,
-        group_index: np.ndarray,
-        image_bytes: int,
-        keys: ByteStrings,
-        labels: np.ndarray,
-    ) -> None:
-        super().__init__(keys, labels)
-        self.files = files
-        self.columns = columns
-        self.group_first = group_first
-        self.group_file = group_file
-        self.group_index = group_index
-        self.blocks = group_first if image_bytes > CACHE_BYTES else None
-        self._groups: dict[int, Any] = {}
+    files: list[str]
+    image_column: str
+    group_first: np.ndarray
+    group_file: np.ndarray
+    group_index: np.ndarray
+    blocks: np.ndarray | None
+    _groups: dict[int, Any] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_groups": {}}
@@ -72,7 +61,7 @@ class ParquetSource(Indexed):
             path = self.files[int(self.group_file[group])]
             try:
                 with _opened(path) as file:
-                    column = _read_images(file, path, int(self.group_index[group]), self.columns.image)
+                    column = _read_images(file, path, int(self.group_index[group]), self.image_column)
             except UsageError as error:
                 raise Error(str(error)) from None
             kept = list(self._groups.items())  # a copy: other threads may read, too
@@ -178,9 +167,10 @@ class _Part:
 
     def source(self, labels: np.ndarray) -> ParquetSource:
         assert self.columns is not None
-        groups = np.array(self.first, np.int64), np.array(self.file, np.int32), np.array(self.index, np.int32)
+        first, file, index = np.array(self.first), np.array(self.file), np.array(self.index)
+        blocks = first if self.image_bytes > CACHE_BYTES else None
         files = [str(path) for path in self.paths]
-        return ParquetSource(files, self.columns, *groups, self.image_bytes, self._keys(), labels)
+        return ParquetSource(self._keys(), labels, files, self.columns.image, first, file, index, blocks)
 
     def _keys(self) -> ByteStrings:
         """The images' own names where each has one and no two are equal, else file and row: `train-0.parquet/17`."""
@@ -205,12 +195,11 @@ def open_parquet(src: Path, options: SourceOptions) -> SourceSet:
     Raises:
         UsageError: pyarrow isn't installed, a damaged file, no image or label column, or labels out of range.
     """
-    paths, found = data_files(src, ".parquet"), dict[str, _Part]()
+    paths, parts = data_files(src, ".parquet"), dict[str, _Part]()
     for number, path in enumerate(paths):
         split = split_of_data_file(path, src) or options.only_split
         if options.wants(split) or split == "train":
-            found.setdefault(split, _Part(src, paths, options)).add_file(number)
-    parts = {split: found[split] for split in names.natural_splits(set(found))}
+            parts.setdefault(split, _Part(src, paths, options)).add_file(number)
     named = {part.columns.class_names for part in parts.values() if part.columns and part.columns.class_names}
     if len(named) > 1:
         raise UsageError(f"{src}: its files name the classes in different ways; convert them one by one")

@@ -12,23 +12,24 @@ import zlib
 from array import array
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
 import numpy as np
 
 from pipeline.errors import BadSample, UsageError
-from pipeline.sources import names
 from pipeline.sources.base import Indexed, Source, SourceOptions, SourceSet
 from pipeline.sources.byte_strings import ByteStrings, ByteStringsBuilder, first_duplicate
 from pipeline.sources.files import bad_sample, file_stamps, read_file
 from pipeline.sources.labels import LabelColumn, assemble
 from pipeline.text import as_text, one_line, printable
 
-_ENCODED, _PATH, _ARRAY = 0, 1, 2
+ENCODED, PATH, ARRAY = 0, 1, 2
 _DTYPES = (np.dtype(np.uint8), np.dtype(np.uint16))
 
 
+@dataclass(eq=False)
 class PackedSource(Indexed):
     """Images of all kinds in one array of bytes.
 
@@ -37,22 +38,17 @@ class PackedSource(Indexed):
         kind: uint8 (N,), which of these.
         shape: int32 (N, 4), height, width, channels (0: none) and index of the dtype; zeros for all but arrays. A
             negative dtype is a sample that is bad already: the payload says `reason: detail`.
-        keys, labels: as everywhere.
     """
 
-    def __init__(
-        self, payload: ByteStrings, kind: np.ndarray, shape: np.ndarray, keys: ByteStrings, labels: np.ndarray
-    ) -> None:
-        super().__init__(keys, labels)
-        self.payload = payload
-        self.kind = kind
-        self.shape = shape
+    payload: ByteStrings
+    kind: np.ndarray
+    shape: np.ndarray
 
     def read(self, i: int) -> bytes | np.ndarray:
         data = self.payload[i]
-        if self.kind[i] == _PATH:
+        if self.kind[i] == PATH:
             return read_file(data)
-        if self.kind[i] == _ENCODED:
+        if self.kind[i] == ENCODED:
             return _encoded(data, self.key(i))
         height, width, channels, dtype = self.shape[i].tolist()
         if dtype < 0:
@@ -65,21 +61,18 @@ class PackedSource(Indexed):
         stamps = np.empty((len(indices), 2), np.int64)
         for row, i in enumerate(indices.tolist()):
             data = self.payload[i]
-            stamps[row] = file_stamps([data])[0] if self.kind[i] == _PATH else (len(data), zlib.crc32(data))
+            stamps[row] = file_stamps([data])[0] if self.kind[i] == PATH else (len(data), zlib.crc32(data))
         return stamps
 
 
+@dataclass(eq=False)
 class LazySource(Indexed):
     """A sequence that is asked for each image when it is read.
 
-    Args:
-        samples: the sequence; pickled by value, so that classes of a script or notebook work in its workers.
-        keys, labels: as everywhere.
+    It is pickled by value, so that classes of a script or notebook work in its workers.
     """
 
-    def __init__(self, samples: Any, keys: ByteStrings, labels: np.ndarray) -> None:
-        super().__init__(keys, labels)
-        self.samples = samples
+    samples: Any
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"samples": cloudpickle.dumps(self.samples)}
@@ -158,7 +151,7 @@ def open_sequence(src: Any, options: SourceOptions) -> SourceSet:
     for samples in by_split.values():
         if not hasattr(samples, "__len__") or not hasattr(samples, "__getitem__"):
             raise UsageError(f"the samples are a {type(samples).__name__}, which has no length; pass a list of them")
-    parts = {split: Part(split, by_split[split]) for split in names.natural_splits(set(by_split))}
+    parts = {split: Part(split, samples) for split, samples in by_split.items()}
     return assemble("sequence", parts, options)
 
 
@@ -183,7 +176,7 @@ class Part:
     def source(self, labels: np.ndarray) -> Source:
         if self.packer is not None:
             return self.packer.build(self.keys, labels)
-        return LazySource(self.samples, self.keys, labels)
+        return LazySource(self.keys, labels, self.samples)
 
 
 def stated_labels(samples: Any) -> list[str | int | None] | None:
@@ -211,13 +204,13 @@ class _Packer:
         self._shape = array("i")
 
     def add(self, image: Any) -> None:
-        kind, shape = _ENCODED, (0, 0, 0, 0)
+        kind, shape = ENCODED, (0, 0, 0, 0)
         if isinstance(image, bytes | bytearray | memoryview):
             payload = bytes(image)
         elif isinstance(image, str | os.PathLike):
-            kind, payload = _PATH, os.path.abspath(os.fsencode(image))  # workers may run elsewhere
+            kind, payload = PATH, os.path.abspath(os.fsencode(image))  # workers may run elsewhere
         else:
-            kind = _ARRAY
+            kind = ARRAY
             try:
                 pixels = image_array(image)
             except BadSample as error:
@@ -232,7 +225,7 @@ class _Packer:
 
     def build(self, keys: ByteStrings, labels: np.ndarray) -> PackedSource:
         kind, shape = np.array(self._kind, np.uint8), np.array(self._shape, np.int32).reshape(-1, 4)
-        return PackedSource(self._payload.build(), kind, shape, keys, labels)
+        return PackedSource(keys, labels, self._payload.build(), kind, shape)
 
 
 def _go_through(samples: Any, column: LabelColumn, pack: _Packer | None) -> ByteStrings:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,19 +17,13 @@ from pipeline.sources.labels import some
 from pipeline.store.format import UNLABELLED
 
 
+@dataclass(eq=False)
 class Subset:
-    """Some samples of another source, in its order, with labels of their own.
+    """Some samples of another source, in its order: int64 (N,) ascending indices into it, and int32 (N,) labels."""
 
-    Args:
-        source: the whole.
-        indices: int64 (N,), ascending indices into it.
-        labels: int32 (N,).
-    """
-
-    def __init__(self, source: Source, indices: np.ndarray, labels: np.ndarray) -> None:
-        self.source = source
-        self.indices = indices
-        self.labels = labels
+    source: Source
+    indices: np.ndarray
+    labels: np.ndarray
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -102,8 +96,7 @@ def limit_per_class(found: SourceSet, limit: int) -> SourceSet:
         labels = np.asarray(source.labels)
         order = np.argsort(labels, kind="stable")
         ordered = labels[order]
-        starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])) if len(ordered) else np.empty(0, np.int64)
-        rank = np.arange(len(ordered)) - np.repeat(starts, np.diff(np.append(starts, len(ordered))))
+        rank = np.arange(len(ordered)) - np.searchsorted(ordered, ordered)  # within its class
         keep = np.sort(order[rank < limit])
         splits[name] = source if len(keep) == len(labels) else Subset(source, keep, labels[keep])
     return replace(found, splits=splits)

@@ -21,9 +21,10 @@ from pipeline.sources.archive import ArchivePart, Index, index_archives
 from pipeline.sources.base import SourceOptions, SourceSet
 from pipeline.sources.byte_strings import ByteStrings, ByteStringsBuilder
 from pipeline.sources.files import data_files, label_files, split_of_data_file
-from pipeline.sources.ignored import Ignored
+from pipeline.sources.ignored import OUTSIDE_CLASSES, OUTSIDE_SPLITS, Ignored
 from pipeline.sources.labels import assemble, some
 from pipeline.sources.nested_images import NestedImages
+from pipeline.store.format import split_order
 from pipeline.text import as_text
 
 
@@ -69,7 +70,7 @@ def open_tar(src: Path, options: SourceOptions, index: Index | None = None) -> S
             name = table.names[row]
             split, inner = layout.place(name)
             if split is None:
-                ignored.add(names.OUTSIDE_SPLITS, name)
+                ignored.add(OUTSIDE_SPLITS, name)
                 continue
             part = found.setdefault(split, _Split(name[: -len(inner) - 1]))
             part.rows.append(row)
@@ -80,7 +81,7 @@ def open_tar(src: Path, options: SourceOptions, index: Index | None = None) -> S
         if split in found and slash and top and not names.is_system_folder(top):
             found[split].classes.add(as_text(top))
     parts, warnings = {}, list[str]()
-    for split in names.natural_splits(set(found)):
+    for split in split_order(found):
         part = found[split]
         files = table.take(np.array(part.rows, np.int64), part.keys.build())
         del part.rows, part.keys
@@ -109,7 +110,7 @@ def _in_order(part: ArchivePart, ignored: Ignored) -> tuple[ArchivePart, NestedI
     labelled = bool(inner.any())
     if labelled and not inner.all():
         outside = np.flatnonzero(~inner)
-        ignored.add(names.OUTSIDE_CLASSES, table.names[int(outside[0])], len(outside))
+        ignored.add(OUTSIDE_CLASSES, table.names[int(outside[0])], len(outside))
         table = table.take(np.flatnonzero(inner))
     part, deeper = ArchivePart(part.archives, table.sorted(part.archives)), NestedImages()
     for key in part.table.names:

@@ -24,13 +24,12 @@ from pipeline.sources import names
 from pipeline.sources.base import Source, SourceOptions, SourceSet
 from pipeline.sources.byte_strings import ByteStrings
 from pipeline.sources.labels import assemble
-from pipeline.sources.sequence import PackedSource, Part, image_array
+from pipeline.sources.sequence import ARRAY, PackedSource, Part, image_array
 from pipeline.text import one_line
 
 PREFIX = "torchvision:"
 DEFAULT_ROOT = "data"
 _SPLIT_VALUES = ("train", "val", "valid", "test")
-_ARRAY = 2  # PackedSource's kind
 
 
 def open_torchvision(src: Any, options: SourceOptions) -> SourceSet:
@@ -156,7 +155,7 @@ class _Part(Part):
         shape = np.zeros((count, 4), np.int32)
         shape[:, : images.ndim - 1] = images.shape[1:]
         payload = ByteStrings(images.reshape(-1), np.arange(count + 1, dtype=np.int64) * size)
-        return PackedSource(payload, np.full(count, _ARRAY, np.uint8), shape, self.keys, labels)
+        return PackedSource(self.keys, labels, payload, np.full(count, ARRAY, np.uint8), shape)
 
 
 def _one_array(dataset: Any) -> np.ndarray | None:

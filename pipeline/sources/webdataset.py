@@ -23,7 +23,7 @@ from pipeline.sources.archive import ArchivePart, Index, Table, index_archives
 from pipeline.sources.base import SourceOptions, SourceSet
 from pipeline.sources.byte_strings import ByteStrings, ByteStringsBuilder, first_duplicate
 from pipeline.sources.files import data_files, opened, split_of_data_file
-from pipeline.sources.ignored import Ignored
+from pipeline.sources.ignored import NO_IMAGE, OTHER_FILE, Ignored
 from pipeline.sources.labels import LabelColumn, assemble
 from pipeline.sources.tar import open_tar
 from pipeline.sources.tar_headers import pread
@@ -88,7 +88,7 @@ def open_webdataset(src: Path, options: SourceOptions, index: Index | None = Non
     for number, path in enumerate(paths):
         split = found.setdefault(split_of_data_file(path, src) or options.only_split, _Split())
         _collect(table, number, path, split, ignored, options)
-    parts = {split: found[split].part(table, archives) for split in names.natural_splits(set(found))}
+    parts = {split: one.part(table, archives) for split, one in found.items()}
     hints = {
         split: f"its samples hold .{' and .'.join(sorted(found[split].unused))}; name the one with the label, or a "
         "field of the .json, with --label-column"
@@ -140,7 +140,7 @@ def _samples(table: Table, number: int, path: Path, ignored: Ignored) -> Iterato
     for row in rows[np.argsort(first[place], kind="stable")].tolist():  # a sample's files need not lie side by side
         parts = split_name(table.names[row])
         if parts is None:
-            ignored.add(names.OTHER_FILE, table.names[row])
+            ignored.add(OTHER_FILE, table.names[row])
             continue
         if parts[0] != key and files:
             yield key, files
@@ -159,7 +159,7 @@ def _collect(table: Table, number: int, path: Path, split: _Split, ignored: Igno
             images = [extension for extension in files if _is_image(extension)]
             plain = [extension for extension in images if "." not in extension] or images  # jpg before mask.png
             if not plain:
-                ignored.add(names.NO_IMAGE, key)
+                ignored.add(NO_IMAGE, key)
                 continue
             if len(plain) > 1:
                 raise UsageError(
@@ -174,7 +174,7 @@ def _collect(table: Table, number: int, path: Path, split: _Split, ignored: Igno
                 split.column.add_text(label)
             for extension, row in files.items():
                 if extension not in (plain[0], used, "json"):
-                    ignored.add(names.OTHER_FILE, table.names[row])
+                    ignored.add(OTHER_FILE, table.names[row])
             split.rows.append(files[plain[0]])
             split.keys.append(key)
 
