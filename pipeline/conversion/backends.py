@@ -41,9 +41,6 @@ def backend(name: str, scheduler: str | None) -> Iterator[None]:
         name: `loky` (processes here), `dask` or `ray`.
         scheduler: address of a running Dask scheduler (`tcp://host:8786`) or Ray cluster; without it a local one is
             started.
-
-    Raises:
-        UsageError: a package that isn't installed, a scheduler that doesn't answer.
     """
     options: dict[str, Any] = {}
     started: contextlib.AbstractContextManager[None] = contextlib.nullcontext()

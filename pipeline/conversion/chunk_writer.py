@@ -84,11 +84,7 @@ class ChunkWriter:
             self._flush()
 
     def finish(self, num_padding: int) -> None:
-        """Write what is left, `num_padding` zero images and the index, and wait until the file has everything.
-
-        Raises:
-            OSError: as the file system says.
-        """
+        """Write what is left, `num_padding` zero images and the index, and wait until the file has everything."""
         if self._used:
             self._flush()
         while num_padding > 0:

@@ -92,11 +92,7 @@ class StagedSplit:
         self.bad = [BadSlot(split, key=self.keys[bad["slot"]], **bad) for bad in self.receipts.bad]
 
     def publish(self) -> None:
-        """Write the split's metadata beside its finished chunks and rename it into place.
-
-        Raises:
-            OSError: as the file system says; nothing is visible then.
-        """
+        """Write the split's metadata beside its finished chunks and rename it into place."""
         identity, recipe, receipts = self.identity, self.identity["recipe"], self.receipts
         geometry = Geometry(**identity["geometry"])
         labels = self.labels.copy()
@@ -143,11 +139,7 @@ class StagedSplit:
 
 
 def stop_at_bad(workspaces: Sequence[Workspace], bad: Sequence[BadSlot], on_error: str) -> None:
-    """List bad samples in `<DST>.errors.jsonl`, and under `stop` go no further.
-
-    Raises:
-        BadSamplesError: there are some under `stop`.
-    """
+    """List bad samples in `<DST>.errors.jsonl`, and under `stop` go no further."""
     for workspace in workspaces:
         _write_errors(workspace, bad)
     if bad and on_error == "stop":

@@ -25,23 +25,14 @@ SPLIT_ENTRIES = ("zarr.json", "images", *SMALL_ARRAYS, ".")
 
 
 def check_parent(dst: Path) -> None:
-    """Make the folder that DST lies in.
-
-    Raises:
-        Error: it isn't writable.
-    """
+    """Make the folder that DST lies in."""
     dst.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(dst.parent, os.W_OK):
         raise Error(f"{dst.parent}: not writable; choose another DST or change its permissions")
 
 
 def check_root(dst: Path, attributes: dict[str, Any]) -> None:
-    """Check that DST is free, or a store to which a split with these root attributes can be added.
-
-    Raises:
-        Error: it is a store with another geometry or other classes.
-        UsageError: it is something else.
-    """
+    """Check that DST is free, or a store to which a split with these root attributes can be added."""
     if not dst.exists():
         return
     if not dst.is_dir():
@@ -91,11 +82,7 @@ def list_split(workspace: Workspace, split: str, geometry: dict[str, Any], class
 
 
 def check_rename(workspace: Workspace) -> None:
-    """Check that what the work folder holds can be renamed into DST: it can't be where DST is mounted, or a link.
-
-    Raises:
-        UsageError: DST is on another file system than the folder that it lies in.
-    """
+    """Check that what the work folder holds can be renamed into DST: it can't be where DST is mounted, or a link."""
     try:  # of a name that doesn't exist: the system compares the file systems first
         os.rename(workspace.path / ".nothing", workspace.dst / ".nothing")
     except OSError as error:
@@ -112,10 +99,6 @@ def overwrite_splits(
     """For `--overwrite` delete the splits of these plans in all stores, and unfinished work on them.
 
     Nothing is deleted unless everything can be, and there is room for what is to come.
-
-    Raises:
-        UsageError: there is something else than a store, or a split's folder holds foreign files.
-        Error: a store has other splits, of another geometry, other classes or software; or there is too little room.
     """
     splits = [plan.split for plan in plans]
     others = [

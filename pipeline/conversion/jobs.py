@@ -30,11 +30,7 @@ CHANCE_DEATHS = 3
 
 
 def run_chunks(task: ChunkTask, job: SplitJob, live: Liveness, backend: str, n_jobs: int) -> Iterator[ChunkResult]:
-    """Convert the job's chunks; results come in the order they finish.
-
-    Raises:
-        Error: workers die, but not of a sample; or whatever a chunk raised.
-    """
+    """Convert the job's chunks; results come in the order they finish."""
     left, idle_deaths = set(job.todo), 0
     alone = job.suspects if backend == "loky" and min(effective_n_jobs(n_jobs), len(left)) == 1 else []
     while left:

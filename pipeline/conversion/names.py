@@ -29,11 +29,7 @@ class Part:
 
     @classmethod
     def parse(cls, text: str) -> Part:
-        """From "I/N".
-
-        Raises:
-            UsageError: not two integers with 1 <= I <= N.
-        """
+        """From "I/N"."""
         try:
             index, count = (int(word) for word in text.split("/"))
         except ValueError:

@@ -117,11 +117,7 @@ class SplitPlan:
         }
 
     def save(self, work: SplitWork, geometry: Geometry, class_ids: Sequence[str], run_name: str) -> None:
-        """Write plan.json and samples.npz, or check that those of an earlier run say the same.
-
-        Raises:
-            Error: they don't; the first difference is named.
-        """
+        """Write plan.json and samples.npz, or check that those of an earlier run say the same."""
         identity = self.identity(geometry, class_ids)
         try:
             earlier = json.loads(work.plan.read_bytes())
@@ -174,11 +170,7 @@ def make_plan(
 
 
 def check_finished(split: Split, plan: SplitPlan, geometry: Geometry) -> None:
-    """Check that a committed split is what this plan would write.
-
-    Raises:
-        Error: it is not; the first difference is named.
-    """
+    """Check that a committed split is what this plan would write."""
     good = np.asarray(split.labels) != BAD_LABEL
     same_length = split.num_samples == plan.num_samples
     stored = {
@@ -206,9 +198,6 @@ def check_same_software(store: Store, splits: Iterable[str], software: Mapping[s
     """Check that a store has today's format, and splits of it came from this decoder and resizer.
 
     Splits whose metadata can't be read are passed over.
-
-    Raises:
-        Error: one didn't; the first difference is named.
     """
     if store.version != FORMAT_VERSION:
         raise Error(

@@ -113,11 +113,7 @@ def folder_bytes(folder: Path) -> int:
 
 
 def check_space(wanted: Iterable[Need]) -> None:
-    """Check that what is still to be written fits on its file systems.
-
-    Raises:
-        Error: too few free bytes or file entries.
-    """
+    """Check that what is still to be written fits on its file systems."""
     totals: dict[int, Need] = {}
     for need in wanted:
         folder = next(path for path in (need.folder, *need.folder.parents) if path.exists())

@@ -49,11 +49,7 @@ class SplitJob:
 
 
 def stores_without(plan: SplitPlan, stores: Sequence[tuple[Workspace, Geometry]]) -> list[tuple[Workspace, Geometry]]:
-    """The stores that the split is to be written to.
-
-    Raises:
-        Error: one has the split already, but not as this plan would write it; or it has splits by other software.
-    """
+    """The stores that the split is to be written to."""
     without = []
     for workspace, geometry in stores:
         if workspace.has_split(plan.split):

@@ -120,11 +120,7 @@ class Workspace:
 
     @contextlib.contextmanager
     def run(self, part: Part | None) -> Iterator[str]:
-        """Hold the work folder for a plain run (`part` None) or for a part; yields how the run's name begins.
-
-        Raises:
-            UsageError, Error: as `hold`; or the same part is running.
-        """
+        """Hold the work folder for a plain run (`part` None) or for a part; yields how the run's name begins."""
         prefix = "all." if part is None else f"part-{part.index}-of-{part.count}."
         with self.hold(shared=part is not None, needs_locks=part is not None), contextlib.ExitStack() as stack:
             if part is not None and not stack.enter_context(self._locked(f"{prefix}lock", needed=True)):

@@ -94,11 +94,7 @@ def package(name: str, kind: str) -> ModuleType:
 
 
 def plugin_formats(data: bytes) -> tuple[str, ...]:
-    """Formats that an installed plugin lets Pillow read, where the content is one of those; else ().
-
-    Raises:
-        BadSample: the content is of a kind that can't be read here.
-    """
+    """Formats that an installed plugin lets Pillow read, where the content is one of those; else ()."""
     kind = unread_kind(data)
     if kind is None:
         return ()
@@ -117,9 +113,6 @@ def read_levels(data: bytes, options: DecodeOptions) -> Levels | None:
     Args:
         data: the file.
         options: the scale of levels of 16 bits; of colour, Pillow keeps the upper 8 only.
-
-    Raises:
-        BadSample: imagecodecs isn't installed, or can't read this either.
     """
     if data[:2] == b"\xff\xd8":
         frame = jpeg_frame(data)
@@ -181,9 +174,6 @@ def read_tiff(data: bytes, options: DecodeOptions, why: str) -> Levels:
     Args:
         data, options: as `read_levels`.
         why: what Pillow can't read, for the message.
-
-    Raises:
-        BadSample: tifffile isn't installed, or this is no grey or RGB picture.
     """
     kind = f"TIFF ({why})"
     tifffile = package("tifffile", kind)

@@ -52,10 +52,6 @@ def open_rgb(data: bytes, options: DecodeOptions, *, exif_transpose: bool) -> tu
 
     Returns:
         The image in mode RGB, and what it was.
-
-    Raises:
-        BadSample: the image can't be converted.
-        MemoryError: it doesn't fit into memory.
     """
     with captured_warnings(options.max_pixels) as noted:
         try:

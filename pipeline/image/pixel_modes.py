@@ -14,12 +14,7 @@ STRIP_PIXELS = 1 << 20
 
 
 def to_rgb(image: Image.Image, options: DecodeOptions = DEFAULTS) -> Image.Image:
-    """A loaded image, in any mode that PIL reads, in mode RGB.
-
-    Raises:
-        BadSample: its levels can't be scaled to 8 bits.
-        ValueError: PIL can't convert this mode.
-    """
+    """A loaded image, in any mode that PIL reads, in mode RGB."""
     transparency = image.info.get("transparency")
     if image.mode in ("F", "I") or image.mode.startswith("I;16"):
         levels = np.asarray(image)
@@ -71,9 +66,6 @@ def levels_to_rgb(levels: np.ndarray, maximum: int | None, options: DecodeOption
         levels: the levels.
         maximum: the level that is white, None where the file doesn't say it (see `scale_to_8_bit`).
         options: the background for alpha, and the scale of levels of 16 bits.
-
-    Raises:
-        BadSample: a level that isn't finite, or is above the scale.
     """
     if maximum == WHITE_16BIT and levels.dtype.kind == "u" and options.scale_16bit != WHITE_16BIT:
         highest = int(levels.max())
@@ -96,9 +88,6 @@ def scale_to_8_bit(levels: np.ndarray, maximum: int | None = WHITE_16BIT) -> np.
         levels: integers or floats, any shape.
         maximum: the level that becomes 255. None takes 1 (fractional levels only), 255 or 65535, the smallest that
             holds all levels; when none does, or some are negative, the image's own minimum to maximum become 0 to 255.
-
-    Raises:
-        BadSample: a level is NaN or infinite.
     """
     low, high = 0.0, float(maximum or 0)
     if maximum is None or levels.dtype.kind != "u":
@@ -132,11 +121,6 @@ def image_to_array(image: Image.Image) -> np.ndarray:
 
     Returns:
         uint8 (H, W) or (H, W, 3); uint16 (H, W) where the image's levels have 16 bits.
-
-    Raises:
-        BadSample: its levels can't be scaled to 8 bits.
-        OSError: it was opened from a file whose data are damaged.
-        ValueError: PIL can't convert its mode.
     """
     image.load()
     if image.mode == "L" and not image.has_transparency_data:
@@ -151,9 +135,6 @@ def array_to_rgb(array: np.ndarray, options: DecodeOptions = DEFAULTS) -> np.nda
     """uint8 (H, W, 3), C-contiguous, out of uint8 or uint16 (H, W), (H, W, 1), (H, W, 3) or (H, W, 4).
 
     16 bits are scaled to 8, a fourth channel is alpha over the background.
-
-    Raises:
-        BadSample: another dtype or shape, no pixels, or a level above the scale.
     """
     channels = {2: 1, 3: array.shape[-1]}.get(array.ndim)
     if array.dtype not in (np.uint8, np.uint16) or channels not in (1, 3, 4) or array.size == 0:

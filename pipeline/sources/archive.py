@@ -60,11 +60,7 @@ class Table:
         return np.flatnonzero(keep)
 
     def sorted(self, archives: Sequence[str]) -> Table:
-        """The files in the order of a sorted walk.
-
-        Raises:
-            UsageError: two files have one name: which of them is meant can't be known.
-        """
+        """The files in the order of a sorted walk."""
         table = self.take(path_order(self.names))
         if twice := first_duplicate(table.names):
             first, second = (archives[table.archive[i]] for i in twice)

@@ -38,11 +38,7 @@ RECOGNISED_BY = {
 
 
 def detect_kind(src: Any) -> str:
-    """The kind of source, one of `SOURCE_KINDS`; `tar` for a WebDataset, too, which only the index tells.
-
-    Raises:
-        UsageError: nothing is there, nothing in it is known, or it holds several kinds of data.
-    """
+    """The kind of source, one of `SOURCE_KINDS`; `tar` for a WebDataset, too, which only the index tells."""
     if not isinstance(src, str | os.PathLike):
         return "sequence"
     if str(src).startswith(PREFIX):

@@ -90,11 +90,7 @@ def find_devkit(folder: Path) -> Path | None:
 
 
 def read_devkit(path: Path) -> Devkit:
-    """Read the kit.
-
-    Raises:
-        UsageError: it is damaged, of another year or task, or its labels are out of range.
-    """
+    """Read the kit."""
     files = _read_folder(path) if path.is_dir() else _read_archive(path)
     for name in (META, GROUND_TRUTH):
         if name not in files:

@@ -58,11 +58,7 @@ def open_regular(path: str | bytes | os.PathLike[str], flags: int = 0) -> int:
 
 @contextmanager
 def opened(path: str) -> Iterator[int]:
-    """A descriptor of a data file, for its index.
-
-    Raises:
-        UsageError: it can't be opened, or is no regular file.
-    """
+    """A descriptor of a data file, for its index."""
     try:
         fd = open_regular(path)
     except OSError as error:
@@ -81,11 +77,7 @@ def bad_sample(error: OSError, path: bytes) -> BadSample:
 
 
 def read_file(path: bytes) -> bytes:
-    """A regular file's bytes.
-
-    Raises:
-        BadSample: missing, unreadable, empty, or not a regular file.
-    """
+    """A regular file's bytes."""
     try:
         fd = open_regular(path)
         try:

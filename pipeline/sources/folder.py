@@ -79,9 +79,6 @@ def walk(
         ignored: counts what is passed over.
         prefix: goes before the paths.
         above: device and inode of the folders that this one lies in; links to them aren't followed.
-
-    Raises:
-        UsageError: folders that link to each other, so that there is no end of paths.
     """
     inside, entered = set(above), Counter[tuple[int, int]]()
     stack: list[tuple[tuple[int, int], bytes, bytes, Iterator[bytes], frozenset[bytes]]] = []
@@ -169,9 +166,6 @@ def split_folders(root: bytes, splits: Sequence[str] = ()) -> dict[str, bytes] |
 
     A folder named `train` may also be a class (of vehicles): it is one where it holds images itself and has siblings
     that aren't named as splits. Folders that `splits` names count as splits.
-
-    Raises:
-        UsageError: both readings are possible, or two folders are the same split.
     """
     folders, _ = list_folder(root)
     found: dict[str, bytes] = {}
@@ -209,11 +203,7 @@ def _is_flat(path: bytes) -> bool:
 
 
 def open_folder(src: Path, options: SourceOptions) -> SourceSet:
-    """The folder source; only the wanted splits are walked.
-
-    Raises:
-        UsageError: no such folder, an unreadable one, or a class that `train` doesn't have.
-    """
+    """The folder source; only the wanted splits are walked."""
     root = os.fsencode(src)
     ignored = Ignored(root)
     found = split_folders(root, options.splits)

@@ -88,9 +88,6 @@ def open_imagenet(src: Path, options: SourceOptions) -> SourceSet:
     """The official archives; the headers of splits that aren't wanted aren't read.
 
     With `check_md5` the archives that are used are compared with their known sums first, which reads each of them once.
-
-    Raises:
-        UsageError: a missing, damaged or wrong archive or devkit, or a wrong sum.
     """
     found = _look(src)
     ignored = Ignored(os.fsencode(found.root))

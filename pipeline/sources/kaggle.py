@@ -34,11 +34,7 @@ def find_tree(src: Path) -> Path | None:
 
 
 def open_kaggle(src: Path, options: SourceOptions) -> SourceSet:
-    """The Kaggle tree; `test` is unlabelled.
-
-    Raises:
-        UsageError: no such tree, no `LOC_val_solution.csv` for a flat `val`, or images that it lacks.
-    """
+    """The Kaggle tree; `test` is unlabelled."""
     tree = find_tree(src)
     if tree is None:
         raise UsageError(f"{src}: no ILSVRC/Data/CLS-LOC in it; give the folder of the unpacked Kaggle archive")

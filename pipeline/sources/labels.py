@@ -103,9 +103,6 @@ def assemble(
         read_integers: labels are read from text: where all are plain integers (`7` or `7.0`, not `07`), they are class
             numbers.
         facts: further fields of `SourceSet`.
-
-    Raises:
-        UsageError: a label that `train` or the declaration doesn't have, text mixed with integers, integers below -1.
     """
     parts = {split: parts[split] for split in split_order(parts)}
     if read_integers:

@@ -62,11 +62,7 @@ class _Part:
 
 
 def open_manifest(src: Path, options: SourceOptions) -> SourceSet:
-    """The manifest source.
-
-    Raises:
-        UsageError: no path column, a row that can't be read or has no label, or a path that is listed twice.
-    """
+    """The manifest source."""
     parts, unused = _collect(src, options)
     hint = f"there are other columns ({some(unused)}); name the labels' column with --label-column"
     hints = dict.fromkeys(parts if unused else (), hint)
@@ -78,9 +74,6 @@ def read_metadata(folder: bytes, src: bytes, keys: ByteStrings, options: SourceO
 
     The form is that of Hugging Face's ImageFolder, https://huggingface.co/docs/datasets/image_dataset. None where there
     is no such file, or it has no labels.
-
-    Raises:
-        UsageError: it can't be read, or lacks an image.
     """
     for place in dict.fromkeys((folder, src)):
         for name in (b"metadata.csv", b"metadata.jsonl"):
@@ -159,11 +152,7 @@ def _label(value: Any, where: str, key: str) -> str:
 
 
 def _rows(src: Path) -> Iterator[_Row]:
-    """The rows of a table, whatever its form.
-
-    Raises:
-        UsageError: it can't be opened or read.
-    """
+    """The rows of a table, whatever its form."""
     try:
         with open(src, "rb", opener=open_regular) as file:
             head = file.peek(2)[:2]

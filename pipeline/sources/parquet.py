@@ -95,11 +95,7 @@ class ParquetSource(Indexed):
 
 
 def _read_images(file: Any, path: str, group: int, column: str) -> Any:
-    """The image column of a row group, as a chunked array: Arrow's own read fails where one holds more than 2 GiB.
-
-    Raises:
-        UsageError: the group's images need more than `MAX_GROUP_BYTES`.
-    """
+    """The image column of a row group, as a chunked array: Arrow's own read fails where one holds more than 2 GiB."""
     import pyarrow as pa
 
     batches, size = [], 0
@@ -190,11 +186,7 @@ class _Part:
 
 
 def open_parquet(src: Path, options: SourceOptions) -> SourceSet:
-    """The parquet source: one file, or a folder of them.
-
-    Raises:
-        UsageError: pyarrow isn't installed, a damaged file, no image or label column, or labels out of range.
-    """
+    """The parquet source: one file, or a folder of them."""
     paths, parts = data_files(src, ".parquet"), dict[str, _Part]()
     for number, path in enumerate(paths):
         split = split_of_data_file(path, src) or options.only_split

@@ -34,11 +34,7 @@ class Columns:
 
 
 def find_columns(schema: Any, path: str, options: SourceOptions) -> Columns:
-    """The image and label columns of an Arrow schema: asked for, else as Hugging Face's features declare, else by name.
-
-    Raises:
-        UsageError: no image column, none of the name that is asked for, or several that are declared.
-    """
+    """The image and label columns of an Arrow schema: asked for, else as Hugging Face's features declare, else by name."""
     import pyarrow as pa
 
     try:

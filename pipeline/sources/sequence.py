@@ -140,11 +140,7 @@ def image_array(image: Any) -> np.ndarray:
 
 
 def open_sequence(src: Any, options: SourceOptions) -> SourceSet:
-    """The sequence source: samples, or a mapping from split names to samples.
-
-    Raises:
-        UsageError: no sequence, or items that aren't (image, label) or (image, label, key).
-    """
+    """The sequence source: samples, or a mapping from split names to samples."""
     if isinstance(src, str | os.PathLike | bytes):
         raise UsageError(f"{src!r}: --source sequence is for samples that a Python program passes; use another kind")
     by_split: Mapping[str, Any] = src if isinstance(src, Mapping) else {options.only_split: src}

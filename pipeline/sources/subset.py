@@ -52,9 +52,6 @@ def order_classes(found: SourceSet, order: str | Path) -> SourceSet:
 
     With a file a class's label is its line's number, counted from 0 over the lines that hold a class. Classes in it
     that the source lacks keep their place, so that 700 classes of ImageNet can have the labels of all 1,000.
-
-    Raises:
-        UsageError: ids that aren't integers, a class that the file lacks, or one that it names twice.
     """
     if str(order) == "numeric":
         bad = [name for name in found.class_ids if not re.fullmatch(r"-?\d+", name)]
@@ -74,11 +71,7 @@ def order_classes(found: SourceSet, order: str | Path) -> SourceSet:
 
 
 def choose_classes(found: SourceSet, classes: str | Path) -> SourceSet:
-    """Keep the samples of the classes that a file lists, one id or name per line; unlabelled samples are left out.
-
-    Raises:
-        UsageError: no such file, or classes that the source lacks.
-    """
+    """Keep the samples of the classes that a file lists, one id or name per line; unlabelled samples are left out."""
     ids = _ids(_lines("--classes", classes), found, "--classes", classes)
     unknown = sorted(set(ids) - set(found.class_ids))
     if unknown:

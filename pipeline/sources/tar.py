@@ -44,11 +44,7 @@ class _Split:
 
 
 def open_tar(src: Path, options: SourceOptions, index: Index | None = None) -> SourceSet:
-    """The tar source: one archive, or a folder of them; `index` is what `index_archives` gave for it, if it did.
-
-    Raises:
-        UsageError: a truncated or damaged archive, the same path twice, or a class that `train` doesn't have.
-    """
+    """The tar source: one archive, or a folder of them; `index` is what `index_archives` gave for it, if it did."""
     paths, ignored, notes = data_files(src, ".tar"), Ignored(), list[str]()
     archives = [str(path) for path in paths]
     whole, folders = index or index_archives(archives)
@@ -147,11 +143,7 @@ class _Layout:
 
 
 def _layout(paths: ByteStrings, where: str, default: str) -> _Layout:
-    """Find the folders of splits and classes in an archive's image paths; `default` is the split that it has else.
-
-    Raises:
-        UsageError: some of the first folders name splits and others don't.
-    """
+    """Find the folders of splits and classes in an archive's image paths; `default` is the split that it has else."""
     common, nearest = _common_folders(paths)
     for depth, folder in enumerate(common):
         if split := names.split_of_folder(folder):

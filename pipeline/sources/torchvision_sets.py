@@ -36,9 +36,6 @@ def open_torchvision(src: Any, options: SourceOptions) -> SourceSet:
     """The torchvision source: `torchvision:NAME` or `torchvision:NAME:ROOT`; the default root is `data`.
 
     Integer labels are torchvision's own; the class names too. Only the wanted splits are opened.
-
-    Raises:
-        UsageError: torchvision isn't installed, no such dataset, or its files aren't in ROOT.
     """
     src = os.fspath(src)
     name, _, root = src.removeprefix(PREFIX).partition(":")

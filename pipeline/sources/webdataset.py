@@ -77,9 +77,6 @@ def open_webdataset(src: Path, options: SourceOptions, index: Index | None = Non
     """The WebDataset source: one shard, or a folder of them; the split is told by the shard's name.
 
     `index` is what `index_archives` gave for it, if it did.
-
-    Raises:
-        UsageError: a damaged shard, a sample with two images, or labels for some samples only.
     """
     paths, ignored = data_files(src, ".tar"), Ignored()
     archives = [str(path) for path in paths]
