@@ -20,8 +20,7 @@ from pipeline.conversion.workdir import Workspace
 from pipeline.errors import Error, UsageError
 from pipeline.image.resize import software_versions
 from pipeline.progress import say
-from pipeline.sources import open_source
-from pipeline.sources.detect import RECOGNISED_BY
+from pipeline.sources import KINDS, open_source
 from pipeline.sources.ignored import describe as describe_ignored
 
 
@@ -55,7 +54,8 @@ def convert(src: Any, dst: str | os.PathLike[str], **options: Any) -> Report:
     )  # fmt: skip
     for name in found.splits:
         check_split_name(name)
-    how = "as --source says" if chosen.source else f"recognised by {RECOGNISED_BY.get(found.kind, 'the caller')}"
+    by = KINDS[found.kind].recognised_by if found.kind in KINDS else "the caller"
+    how = "as --source says" if chosen.source else f"recognised by {by}"
     lines = [f"source: {found.kind}, {how}"]
     if ignored := describe_ignored(found.ignored):
         lines.append(f"ignored: {ignored}")

@@ -16,7 +16,7 @@ import numpy as np
 import zarr
 
 from pipeline.conversion.destination import list_split
-from pipeline.conversion.receipts import Receipts
+from pipeline.conversion.receipts import read_receipts
 from pipeline.conversion.workdir import Workspace
 from pipeline.errors import BAD_SAMPLE_REASONS, Error, UsageError
 from pipeline.progress import say
@@ -24,12 +24,7 @@ from pipeline.sources.byte_strings import ByteStrings
 from pipeline.store.atomic import write_bytes
 from pipeline.store.format import BAD_LABEL, FORMAT_VERSION, SplitArrays
 from pipeline.store.geometry import Geometry
-from pipeline.store.writer import (
-    channel_statistics,
-    publish,
-    split_attributes,
-    write_split,
-)
+from pipeline.store.writer import channel_statistics, publish, split_attributes, write_split
 from pipeline.text import are, as_text, counted
 
 DARK_PEAK = 26  # a tenth of 255
@@ -76,7 +71,7 @@ class StagedSplit:
         identity: what identifies the conversion, from `plan.json`.
         labels: int32 (N,), by slot.
         keys: by slot.
-        receipts: of the finished chunks.
+        receipts: chunk -> its receipt, for the finished chunks; missing: the other chunks.
         bad: bad samples in the finished chunks.
     """
 
@@ -88,18 +83,27 @@ class StagedSplit:
         with np.load(self.work.samples) as arrays:
             self.labels = arrays["labels"]
             self.keys = ByteStrings(arrays["keys"], arrays["key_offsets"])
-        self.receipts = Receipts(self.work, self.num_chunks)
-        self.bad = [BadSlot(split, key=self.keys[bad["slot"]], **bad) for bad in self.receipts.bad]
+        self.receipts = read_receipts(self.work, self.num_chunks)
+        self.missing = sorted(set(range(self.num_chunks)) - self.receipts.keys())
+        bad = [bad for receipt in self.receipts.values() for bad in receipt.bad]
+        self.bad = [BadSlot(split, key=self.keys[one["slot"]], **one) for one in bad]
 
     def publish(self) -> None:
         """Write the split's metadata beside its finished chunks and rename it into place."""
-        identity, recipe, receipts = self.identity, self.identity["recipe"], self.receipts
+        identity, recipe, receipts = self.identity, self.identity["recipe"], self.receipts.values()
         geometry = Geometry(**identity["geometry"])
         labels = self.labels.copy()
         labels[[bad.slot for bad in self.bad]] = BAD_LABEL
         num_pixels = int(np.count_nonzero(labels != BAD_LABEL)) * geometry.size**2
-        mean, std = channel_statistics(receipts.sums, receipts.squares, num_pixels)
-        arrays = SplitArrays(labels, self.keys.blob, self.keys.offsets, receipts.source_size, receipts.digests)
+        sums = [sum(channel) for channel in zip(*(receipt.sums for receipt in receipts), strict=True)]
+        squares = [sum(channel) for channel in zip(*(receipt.squares for receipt in receipts), strict=True)]
+        mean, std = channel_statistics(sums, squares, num_pixels)
+        modes: Counter[str] = Counter()
+        for receipt in receipts:
+            modes.update(receipt.modes)
+        source_size = np.concatenate([receipt.source_size for receipt in receipts])
+        digests = np.frombuffer(bytes.fromhex("".join(receipt.sha256 for receipt in receipts)), np.uint8)
+        arrays = SplitArrays(labels, self.keys.blob, self.keys.offsets, source_size, digests.reshape(-1, 32))
         attributes = {
             "recipe": recipe,
             "bad_samples": [{"slot": b.slot, "key": as_text(b.key), "reason": b.reason} for b in self.bad],
@@ -110,8 +114,8 @@ class StagedSplit:
             },
             "mean": mean,
             "std": std,
-            "source_modes": receipts.modes,
-            "decoder_warnings": receipts.warnings,
+            "source_modes": dict(sorted(modes.items())),
+            "decoder_warnings": sum(receipt.warnings for receipt in receipts),
             "software": identity["software"],
             "resizer": identity["software"]["resizer"],  # that of the workers, not of this machine
         }
@@ -176,7 +180,7 @@ def publish_split(stores: Sequence[StagedSplit], report: Report, *, quiet: bool)
     for store in stores:
         store.publish()
     report.committed.append(first.split)
-    if -1 < (peak := first.receipts.peak_16bit) < DARK_PEAK:
+    if -1 < (peak := max(receipt.peak_16bit for receipt in first.receipts.values())) < DARK_PEAK:
         say(
             f"warning: {first.split}: images of 16 bits a channel use only {peak / 255:.0%} of their range and are "
             "stored nearly black; convert again with --scale-16bit max, or N for the level that is white"
@@ -225,7 +229,7 @@ def commit(dst: str | os.PathLike[str], *, on_error: str = "stop", quiet: bool =
                     f"{workspace.path}: begun by a release that writes format {split.identity['format_version']}; "
                     "commit it with that release, or convert with --overwrite"
                 )
-            if split.receipts.missing:
+            if split.missing:
                 raise Error(f"{workspace.dst}: {split.split}: {_name_missing(split, workspace.part_count())}")
             report.bad += split.bad
         stop_at_bad([workspace], report.bad, on_error)
@@ -236,7 +240,7 @@ def commit(dst: str | os.PathLike[str], *, on_error: str = "stop", quiet: bool =
 
 
 def _name_missing(split: StagedSplit, count: int | None) -> str:
-    missing = split.receipts.missing
+    missing = split.missing
     text = f"{len(missing):,} of {counted(split.num_chunks, 'chunk')} {are(len(missing))} missing"
     if count is None:
         return f"{text} (first: {missing[0]}); rerun the convert command"

@@ -71,18 +71,6 @@ def on_disk(num_bytes: int) -> int:
     return -(-num_bytes // BLOCK_BYTES) * BLOCK_BYTES + ENTRY_BYTES
 
 
-def split_need(plan: SplitPlan, workspace: Workspace, geometry: Geometry, num_chunks: int) -> Need:
-    """Room that a split takes in one store until it is committed, where so many chunks aren't finished."""
-    # A receipt holds about 60 bytes of JSON per sample.
-    chunk = on_disk(plan.chunk_bytes(geometry)) + on_disk(RECEIPT_BYTES + 60 * plan.chunk_images)
-    small = split_bytes(plan, geometry) - plan.num_chunks * plan.chunk_bytes(geometry)
-    return Need(
-        workspace.path,
-        num_chunks * chunk + 2 * small + _index_bytes(plan.source) + SMALL_FILES * on_disk(1),
-        2 * num_chunks + SMALL_FILES,
-    )
-
-
 def _index_bytes(source: Source) -> int:
     """Bytes of a source's arrays, which are handed to the workers in a file."""
     total = 0
@@ -93,17 +81,20 @@ def _index_bytes(source: Source) -> int:
 
 
 def needs(plans: Sequence[SplitPlan], stores: Sequence[tuple[Workspace, Geometry]], *, overwrite: bool) -> list[Need]:
-    """Room that a conversion takes, as far as that is known before anything is written or deleted."""
+    """Room that a conversion takes until it is committed, beside what it has written already or will delete."""
     found = []
     for workspace, geometry in stores:
         for plan in plans:
             work, done = workspace.split(plan.split), workspace.dst / plan.split
-            if overwrite:
-                found.append(split_need(plan, workspace, geometry, plan.num_chunks))
-                found.append(Need(workspace.path, -folder_bytes(work.path) - folder_bytes(done), 0))
-            elif not done.exists():
-                finished = sum(1 for _ in work.receipts.glob("*.json"))
-                found.append(split_need(plan, workspace, geometry, plan.num_chunks - finished))
+            if done.exists() and not overwrite:
+                continue
+            freed = folder_bytes(work.path) + folder_bytes(done) if overwrite else 0
+            left = plan.num_chunks - (0 if overwrite else sum(1 for _ in work.receipts.glob("*.json")))
+            # A receipt holds about 60 bytes of JSON per sample.
+            chunk = on_disk(plan.chunk_bytes(geometry)) + on_disk(RECEIPT_BYTES + 60 * plan.chunk_images)
+            small = split_bytes(plan, geometry) - plan.num_chunks * plan.chunk_bytes(geometry)
+            wanted = left * chunk + 2 * small + _index_bytes(plan.source) + SMALL_FILES * on_disk(1)
+            found.append(Need(workspace.path, wanted - freed, 2 * left + SMALL_FILES))
     return found
 
 

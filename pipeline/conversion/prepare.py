@@ -9,7 +9,7 @@ import numpy as np
 
 from pipeline.conversion.names import Part
 from pipeline.conversion.plan import SplitPlan, check_finished, check_same_software
-from pipeline.conversion.receipts import Receipts
+from pipeline.conversion.receipts import Receipt, read_receipts
 from pipeline.conversion.workdir import SplitWork, Workspace
 from pipeline.errors import Error
 from pipeline.progress import say
@@ -29,14 +29,12 @@ class SplitJob:
         plan: of the split.
         stores: the stores that don't have it yet, as work folder and geometry.
         todo: chunks to convert in this run.
-        num_unfinished: chunks that aren't finished, those of other parts included.
         suspects: chunks that a dead run was converting.
     """
 
     plan: SplitPlan
     stores: list[tuple[Workspace, Geometry]]
     todo: list[int]
-    num_unfinished: int
     suspects: list[int]
 
     @property
@@ -80,16 +78,15 @@ def prepare(
 
     The commit locks must be held, so that nobody commits what is forgotten here.
     """
-    job = SplitJob(plan, stores, [], 0, [])
+    job = SplitJob(plan, stores, [], [])
     suspects: set[int] = set()
     for (workspace, geometry), work in zip(stores, job.works, strict=True):
         work.make()
         suspects.update(work.remove_temps(workspace.live()))
         plan.save(work, geometry, class_ids, run_name)
-    good = good_chunks(plan, [Receipts(work, plan.num_chunks) for work in job.works])
+    good = good_chunks(plan, [read_receipts(work, plan.num_chunks) for work in job.works])
     mine = [chunk for chunk in range(plan.num_chunks) if part is None or part.has(chunk)]
     job.todo = [chunk for chunk in mine if chunk not in good]
-    job.num_unfinished = plan.num_chunks - len(good)
     job.suspects = sorted(suspects.intersection(job.todo))
     for chunk in job.todo:
         for work in job.works:
@@ -100,12 +97,12 @@ def prepare(
     return job
 
 
-def good_chunks(plan: SplitPlan, stores: Sequence[Receipts]) -> set[int]:
+def good_chunks(plan: SplitPlan, stores: Sequence[dict[int, Receipt]]) -> set[int]:
     """Chunks that are finished in every store and would come out the same if they were converted again."""
-    finished = set.intersection(*(set(receipts.found) for receipts in stores))
+    finished = set.intersection(*map(set, stores))
     again = set()
     for receipts in stores:
-        for chunk, receipt in receipts.found.items():
+        for chunk, receipt in receipts.items():
             for bad in receipt.bad:
                 stamp = receipt.stamps[bad["slot"] - chunk * plan.chunk_images]
                 if bad["reason"] in TRIED_AGAIN or stamp.max() <= 0:  # the source can't see changes of this sample
@@ -113,14 +110,14 @@ def good_chunks(plan: SplitPlan, stores: Sequence[Receipts]) -> set[int]:
     return finished - again - changed_chunks(plan, stores).keys()
 
 
-def changed_chunks(plan: SplitPlan, stores: Sequence[Receipts]) -> dict[int, bytes]:
+def changed_chunks(plan: SplitPlan, stores: Sequence[dict[int, Receipt]]) -> dict[int, bytes]:
     """Finished chunks whose files have changed since they were read -> the key of the first such file."""
     changed = {}
-    for chunk in sorted(set().union(*(receipts.found for receipts in stores))):
+    for chunk in sorted(set().union(*stores)):
         indices = plan.slots(chunk)
         stamps = plan.source.change_stamps(indices)
         for receipts in stores:
-            receipt = receipts.found.get(chunk)
+            receipt = receipts.get(chunk)
             if receipt is not None and not np.array_equal(receipt.stamps, stamps):
                 different = np.flatnonzero((receipt.stamps != stamps).any(1))
                 changed[chunk] = plan.source.key(int(indices[different[0]]))

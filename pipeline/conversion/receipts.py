@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
@@ -63,57 +62,7 @@ def read_receipt(work: SplitWork, chunk: int) -> Receipt | None:
         return None
 
 
-class Receipts:
-    """All receipts of a split, read once. The totals are of the whole split where no chunk is missing.
-
-    Attributes:
-        found: chunk -> its receipt, for the finished chunks in ascending order.
-        missing: the other chunks.
-    """
-
-    def __init__(self, work: SplitWork, num_chunks: int) -> None:
-        receipts = {chunk: read_receipt(work, chunk) for chunk in range(num_chunks)}
-        self.found = {chunk: receipt for chunk, receipt in receipts.items() if receipt is not None}
-        self.missing = [chunk for chunk, receipt in receipts.items() if receipt is None]
-
-    @property
-    def bad(self) -> list[dict[str, Any]]:
-        """All bad samples, by slot."""
-        return [bad for receipt in self.found.values() for bad in receipt.bad]
-
-    @property
-    def digests(self) -> np.ndarray:
-        """uint8 (chunks, 32)."""
-        joined = "".join(receipt.sha256 for receipt in self.found.values())
-        return np.frombuffer(bytes.fromhex(joined), np.uint8).reshape(-1, 32)
-
-    @property
-    def source_size(self) -> np.ndarray:
-        """int32 (N, 2)."""
-        return np.concatenate([receipt.source_size for receipt in self.found.values()])
-
-    @property
-    def sums(self) -> list[int]:
-        """Per channel."""
-        return [sum(channel) for channel in zip(*(receipt.sums for receipt in self.found.values()), strict=True)]
-
-    @property
-    def squares(self) -> list[int]:
-        """Per channel."""
-        return [sum(channel) for channel in zip(*(receipt.squares for receipt in self.found.values()), strict=True)]
-
-    @property
-    def modes(self) -> dict[str, int]:
-        """Good images per pixel mode, by name."""
-        total: Counter[str] = Counter()
-        for receipt in self.found.values():
-            total.update(receipt.modes)
-        return dict(sorted(total.items()))
-
-    @property
-    def warnings(self) -> int:
-        return sum(receipt.warnings for receipt in self.found.values())
-
-    @property
-    def peak_16bit(self) -> int:
-        return max((receipt.peak_16bit for receipt in self.found.values()), default=-1)
+def read_receipts(work: SplitWork, num_chunks: int) -> dict[int, Receipt]:
+    """Chunk -> its receipt, for the finished chunks of a split in ascending order."""
+    receipts = ((chunk, read_receipt(work, chunk)) for chunk in range(num_chunks))
+    return {chunk: receipt for chunk, receipt in receipts if receipt is not None}

@@ -13,7 +13,7 @@ from pipeline.conversion.destination import check_parent, check_rename, check_ro
 from pipeline.conversion.jobs import run_chunks
 from pipeline.conversion.names import Part
 from pipeline.conversion.plan import SplitPlan
-from pipeline.conversion.preflight import check_space, split_need
+from pipeline.conversion.preflight import check_space, needs
 from pipeline.conversion.prepare import SplitJob, changed_chunks, prepare, stores_without
 from pipeline.conversion.receipts import read_receipt
 from pipeline.conversion.workdir import Liveness, Workspace
@@ -61,11 +61,7 @@ class Conversion:
                 check_root(workspace.dst, root)
             with self._committing():
                 jobs = self._prepare(live.name, report)
-            check_space(
-                split_need(job.plan, workspace, geometry, job.num_unfinished)
-                for job in jobs
-                for workspace, geometry in job.stores
-            )
+            check_space(needs([job.plan for job in jobs], self.stores, overwrite=False))
             for job in jobs:
                 if job.todo:
                     self._convert(job, live, backend, n_jobs, report)
@@ -150,7 +146,7 @@ class Conversion:
                 continue
             stores = staged[plan.split] = [StagedSplit(workspace, plan.split) for workspace in workspaces]
             changed[plan.split] = changed_chunks(plan, [store.receipts for store in stores])
-            missing = {chunk for store in stores for chunk in store.receipts.missing}
+            missing = {chunk for store in stores for chunk in store.missing}
             if self.part is None and missing:
                 raise Error(f"{stores[0].work.path}: finished chunks are gone ({min(missing)}); rerun the command")
             # Files of another part's chunk that were mended since are that part's to read again.

@@ -1,6 +1,6 @@
 """Sources: what can be converted, and how each kind is recognised. `open_source` is all that others need.
 
-A new kind is one file with an `open_...` function, a line in `_OPENERS`, and a line in `detect.py`.
+A new kind is one file with an `open_...` function, a line in `KINDS`, and a line in `detect.py`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,18 +34,27 @@ from pipeline.text import counted
 
 __all__ = ["SOURCE_KINDS", "UNLABELLED", "Source", "SourceSet", "ValSplit", "open_source"]
 
-_OPENERS: dict[str, Callable[[Any, SourceOptions], SourceSet]] = {
-    "folder": open_folder,
-    "imagenet": open_imagenet,
-    "kaggle": open_kaggle,
-    "tar": open_tar,
-    "webdataset": open_webdataset,
-    "parquet": open_parquet,
-    "manifest": open_manifest,
-    "torchvision": open_torchvision,
-    "sequence": open_sequence,
+
+class _Kind(NamedTuple):
+    """A kind of source: what opens it, what tells it apart, and what can be named in it by `--...-column`."""
+
+    open: Callable[[Any, SourceOptions], SourceSet]
+    recognised_by: str
+    columns: tuple[str, ...] = ()
+
+
+KINDS = {
+    "folder": _Kind(open_folder, "its folders of images", ("label",)),
+    "imagenet": _Kind(open_imagenet, "the official archives' names"),
+    "kaggle": _Kind(open_kaggle, "its folder ILSVRC/Data/CLS-LOC"),
+    "tar": _Kind(open_tar, "its tar archives of images"),
+    "webdataset": _Kind(open_webdataset, "tar members that share a name, such as 1.jpg and 1.cls", ("label",)),
+    "parquet": _Kind(open_parquet, "its parquet files", ("label", "image")),
+    "manifest": _Kind(open_manifest, "the file's suffix", ("label", "image")),
+    "torchvision": _Kind(open_torchvision, "the prefix torchvision:"),
+    "sequence": _Kind(open_sequence, "being no path but samples from Python"),
 }
-SOURCE_KINDS = tuple(_OPENERS)
+SOURCE_KINDS = tuple(KINDS)
 
 
 def open_source(
@@ -93,12 +102,10 @@ def open_source(
         raise UsageError(f"--check-md5: only the official ImageNet archives have known sums; {src} is a {kind} source")
     if download and kind != "torchvision":
         raise UsageError(f"--download: only torchvision's datasets can be downloaded; {src} is a {kind} source")
-    for flag, column, kinds in (
-        ("--label-column", label_column, ("manifest", "parquet", "webdataset", "folder", "" if forced else "tar")),
-        ("--image-column", image_column, ("manifest", "parquet")),
-    ):
-        if column is not None and kind not in kinds:
-            raise UsageError(f"{flag} {column}: a {kind} source has no columns; leave it out")
+    known = KINDS["webdataset" if kind == "tar" and not forced else kind].columns if kind in KINDS else ()
+    for name, column in (("label", label_column), ("image", image_column)):
+        if column is not None and name not in known:
+            raise UsageError(f"--{name}-column {column}: a {kind} source has no columns; leave it out")
     asked = tuple(names.split_of_folder(os.fsencode(split)) or split for split in splits or ())
     options = SourceOptions(asked, check_md5, download, label_column, image_column)
     found = _open(src, kind, options, forced)
@@ -131,7 +138,7 @@ def _open(src: Any, kind: str, options: SourceOptions, forced: bool) -> SourceSe
         src = Path(os.fspath(src))
         if not src.exists():
             raise UsageError(f"{src}: no such file or folder; check the path")
-    found = (open_archives if kind == "tar" and not forced else _OPENERS[kind])(src, options)
+    found = (open_archives if kind == "tar" and not forced else KINDS[kind].open)(src, options)
     found.origin = "the samples" if kind == "sequence" else str(src)
     return found
 

@@ -24,18 +24,6 @@ _COMPRESSED = {
     b"\x28\xb5\x2f\xfd": ("zstd", "unzstd"),
 }
 
-RECOGNISED_BY = {
-    "folder": "its folders of images",
-    "imagenet": "the official archives' names",
-    "kaggle": "its folder ILSVRC/Data/CLS-LOC",
-    "tar": "its tar archives of images",
-    "webdataset": "tar members that share a name, such as 1.jpg and 1.cls",
-    "parquet": "its parquet files",
-    "manifest": "the file's suffix",
-    "torchvision": "the prefix torchvision:",
-    "sequence": "being no path but samples from Python",
-}
-
 
 def detect_kind(src: Any) -> str:
     """The kind of source, one of `SOURCE_KINDS`; `tar` for a WebDataset, too, which only the index tells."""

@@ -34,7 +34,7 @@ class Columns:
 
 
 def find_columns(schema: Any, path: str, options: SourceOptions) -> Columns:
-    """The image and label columns of an Arrow schema: asked for, else as Hugging Face's features declare, else by name."""
+    """The image and label columns of an Arrow schema: asked for, else declared by Hugging Face, else by name."""
     import pyarrow as pa
 
     try:

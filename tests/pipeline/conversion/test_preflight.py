@@ -8,8 +8,6 @@ import pytest
 from folders import make_folder
 
 from pipeline import convert
-from pipeline.sources import SOURCE_KINDS
-from pipeline.sources.detect import RECOGNISED_BY
 
 
 def test_a_dry_run_tries_each_sample_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -25,7 +23,3 @@ def test_the_kind_of_source_is_said(tmp_path: Path, capsys: pytest.CaptureFixtur
     for options, said in (({}, "source: folder, recognised by"), ({"source": "folder"}, "source: folder, as --source")):
         convert(source, tmp_path / "a.zarr", size=8, dry_run=True, **options)
         assert said in capsys.readouterr().err
-
-
-def test_each_kind_says_how_it_was_recognised() -> None:
-    assert set(RECOGNISED_BY) == set(SOURCE_KINDS)
