@@ -130,9 +130,7 @@ def _check_overwrite(dst: Path, splits: Sequence[str], root: dict[str, Any], sof
     try:
         store = open_store(dst)
     except StoreNotFoundError:
-        raise UsageError(
-            f"{dst}: not an {FORMAT_NAME} store, so --overwrite deletes nothing there; choose another DST"
-        ) from None
+        raise UsageError(f"{dst}: not an {FORMAT_NAME} store: nothing is deleted there; choose another DST") from None
     except Error as error:
         damage = str(error)
     if others and damage:

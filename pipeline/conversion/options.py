@@ -124,9 +124,7 @@ class ConvertOptions:
         if self.scheduler and self.backend == "loky":
             raise UsageError(f"--scheduler {self.scheduler}: goes with --backend dask or ray; add one of them")
         if self.overwrite and self.part is not None:
-            raise UsageError(
-                "--overwrite can't go with --part: parts would delete each other's work; remove the store first"
-            )
+            raise UsageError("--overwrite can't go with --part, as parts would delete each other's; remove the store")
         if self.quiet and self.verbose:
             raise UsageError("--quiet and --verbose contradict each other; give one of them")
         self.splits = [self.split] if isinstance(self.split, str) else self.split

@@ -189,9 +189,7 @@ def check_finished(split: Split, plan: SplitPlan, geometry: Geometry) -> None:
     }
     difference = first_difference(stored, wanted)
     if difference:
-        raise Error(
-            f"{split.path}: finished already, with other settings: {difference}; use another DST, or --overwrite"
-        )
+        raise Error(f"{split.path}: finished with other settings: {difference}; use another DST or --overwrite")
 
 
 def check_same_software(store: Store, splits: Iterable[str], software: Mapping[str, str]) -> None:
@@ -209,12 +207,8 @@ def check_same_software(store: Store, splits: Iterable[str], software: Mapping[s
             stored = Split(store, name, check=False).attrs.get("software", {})
         except StoreError:
             continue
-        for package in sorted(stored.keys() | software.keys()):
-            if stored.get(package) != software.get(package):
-                raise Error(
-                    f"{store.path}: {name} was made with {package} {stored.get(package)}, not {software.get(package)}; "
-                    "install that version, or use another DST"
-                )
+        if difference := first_difference(stored, software, words="{name} {old}, not {new}"):
+            raise Error(f"{store.path}: {name} was made with {difference}; install that version, or use another DST")
 
 
 _EXPLAINED = {

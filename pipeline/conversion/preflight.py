@@ -117,9 +117,7 @@ def check_space(wanted: Iterable[Need]) -> None:
                 f"{folder}: {size:,} bytes are needed and {free_bytes:,} are free; make room or choose another DST"
             )
         if 0 < free_files < files:
-            raise Error(
-                f"{folder}: {files:,} new files are needed and {free_files:,} are free; use a larger --chunk-mb"
-            )
+            raise Error(f"{folder}: {files:,} files are needed and {free_files:,} are free; give a larger --chunk-mb")
 
 
 def free_space(folder: Path) -> tuple[int, int]:

@@ -53,9 +53,7 @@ def stores_without(plan: SplitPlan, stores: Sequence[tuple[Workspace, Geometry]]
         if workspace.has_split(plan.split):
             store = open_store(workspace.dst)
             if plan.split not in store:
-                raise Error(
-                    f"{workspace.dst / plan.split}: zarr.json is missing there; restore it, or convert with --overwrite"
-                )
+                raise Error(f"{workspace.dst / plan.split}: lacks zarr.json; restore it, or convert with --overwrite")
             check_finished(store[plan.split], plan, geometry)
             continue
         if (workspace.dst / "zarr.json").exists():

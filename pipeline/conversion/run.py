@@ -159,8 +159,6 @@ class Conversion:
         stop_at_bad(self.workspaces, report.bad, on_error)
         for split, keys in changed.items():
             for key in keys.values():
-                raise Error(
-                    f"{split}: {as_text(key)} changed while it was converted; rerun: only changed chunks are redone"
-                )
+                raise Error(f"{split}: {as_text(key)} changed meanwhile; rerun: only changed chunks are redone")
         for stores in staged.values():
             publish_split(stores, report, quiet=self.quiet)

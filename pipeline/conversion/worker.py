@@ -21,6 +21,7 @@ import joblib
 import numpy as np
 
 from pipeline.conversion.chunk_writer import ChunkWriter
+from pipeline.conversion.plan import first_difference
 from pipeline.conversion.receipts import Receipt, write_receipt
 from pipeline.conversion.workdir import SplitWork
 from pipeline.errors import BadSample, Error, UsageError
@@ -107,9 +108,7 @@ def save_inputs(path: Path, source: Source, order: np.ndarray, run_name: str) ->
     try:
         pickled = cloudpickle.dumps((source, order), protocol=5, buffer_callback=stays_in_pickle)
     except Exception as error:  # whatever a user's own objects raise
-        raise UsageError(
-            f"the samples can't be sent to worker processes ({one_line(error)}); pass paths, bytes or arrays"
-        ) from error
+        raise UsageError(f"the samples can't be pickled ({one_line(error)}); pass paths, bytes or arrays") from error
     with atomic_file(path, temp_id=run_name) as file:
         joblib.dump((pickled, arrays), file)
 
@@ -122,16 +121,6 @@ def load_inputs(path: str) -> tuple[Source, np.ndarray]:
     return source, order
 
 
-def _check_software(wanted: dict[str, str]) -> None:
-    here = software_versions()
-    for name in sorted(wanted.keys() | here.keys()):
-        if wanted.get(name) != here.get(name):
-            raise Error(
-                f"worker on {socket.gethostname()}: {name} is {here.get(name)}, the run's is {wanted.get(name)}; "
-                "install the same versions everywhere, or pixels could differ"
-            )
-
-
 def convert_chunk(task: ChunkTask, chunk: int) -> ChunkResult:
     """Read, decode, resize and write one chunk in every size, then its receipts.
 
@@ -141,14 +130,14 @@ def convert_chunk(task: ChunkTask, chunk: int) -> ChunkResult:
         Error: the run is gone, the software differs, or the chunk can't be written.
     """
     task.check_alive()
-    _check_software(task.software)
+    if other := first_difference(task.software, software_versions(), words="{name} is {new}, the run's is {old}"):
+        where = f"worker on {socket.gethostname()}"
+        raise Error(f"{where}: {other}; install the same versions everywhere, or pixels could differ")
     try:
         return _convert_chunk(task, chunk)
     except FileNotFoundError as error:
         task.check_alive()
-        raise Error(
-            f"{error.filename}: gone; the work folder was removed while converting: rerun the same command"
-        ) from None
+        raise Error(f"{error.filename}: gone, its work folder was removed; rerun the same command") from None
     except OSError as error:
         where = error.filename or task.works[0]
         raise Error(f"{where}: {error.strerror or error}; mend that and rerun the same command to go on") from None
@@ -200,16 +189,7 @@ def _convert_chunk(task: ChunkTask, chunk: int) -> ChunkResult:
         for file in files:
             file.finish(task.chunk_images - len(indices))
     for work, file in zip(works, files, strict=True):
-        receipt = Receipt(
-            file.sha256,
-            file.sums.tolist(),
-            file.squares.tolist(),
-            bad,
-            dict(modes),
-            warnings,
-            sizes,
-            stamps,
-            peak_16bit,
-        )
+        sums, squares = file.sums.tolist(), file.squares.tolist()
+        receipt = Receipt(file.sha256, sums, squares, bad, dict(modes), warnings, sizes, stamps, peak_16bit)
         write_receipt(work, chunk, receipt, task.name, task.check_alive)
     return ChunkResult(chunk, len(indices), len(bad), time.monotonic() - start)

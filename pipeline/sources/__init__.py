@@ -112,9 +112,7 @@ def open_source(
     missing = [split for split in asked if split not in found.splits]
     if missing:
         have = ", ".join(_open(src, kind, replace(options, splits=()), forced).splits) or "none"
-        raise UsageError(
-            f"{found.origin}: no split {missing[0]!r} (there are: {have}); choose among these, or give another SRC"
-        )
+        raise UsageError(f"{found.origin}: no split {missing[0]!r} (there are: {have}); give one of these")
     _refuse_empty(found)
     if not unlabelled:
         _refuse_vanished_labels(found)

@@ -62,9 +62,7 @@ def _detect_file(path: Path) -> str:
         return "tar"
     if names.is_image(os.fsencode(path.name)):
         raise UsageError(f"{path}: a single image; give the folder that holds it")
-    raise UsageError(
-        f"{path}: no kind of source that is known (folder, tar, parquet, CSV, JSON lines); convert it or give --source"
-    )
+    raise UsageError(f"{path}: no known kind of source (folder, tar, parquet, CSV, JSON lines); give --source")
 
 
 def _detect_folder(path: Path) -> str:
@@ -85,10 +83,7 @@ def _detect_folder(path: Path) -> str:
             seen.setdefault(extension.decode(), as_text(os.path.join(folder, name)))
     if len(seen) > 1:
         (kind, example), (other, another) = list(seen.items())[:2]
-        raise UsageError(
-            f"{path}: holds both {kind} data ({example}) and {other} data ({another}); give "
-            f"--source {kind} or --source {other}"
-        )
+        raise UsageError(f"{path}: holds {kind} ({example}) and {other} data ({another}); give --source for one")
     return next(iter(seen), "folder")
 
 
@@ -103,9 +98,7 @@ def _files(root: bytes) -> Iterator[tuple[bytes, bytes]]:
                     # Links to folders aren't entered: what they hold is told by the rest.
                     found = sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries)
             except OSError as error:
-                raise UsageError(
-                    f"{as_text(folder)}: can't be listed ({error.strerror}); check its permissions"
-                ) from None
+                raise UsageError(f"{as_text(folder)}: can't be listed ({error.strerror}); mend that") from None
             yield from ((folder, name) for name, is_folder in found if not is_folder)
             inner = (name for name, is_folder in found if is_folder and not names.is_system_folder(name))
             below += [os.path.join(folder, name) for name in inner]

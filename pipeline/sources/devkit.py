@@ -22,7 +22,7 @@ from pipeline.errors import UsageError
 from pipeline.sources.files import open_regular, opened
 from pipeline.sources.labels import LabelColumn
 from pipeline.sources.tar_headers import pread
-from pipeline.text import as_text, counted, one_line
+from pipeline.text import as_text, one_line
 
 NAME = "ILSVRC2012_devkit_t12"
 META = "data/meta.mat"
@@ -69,9 +69,7 @@ class Devkit:
                 )
             column.add(self.truth[number - 1])
         if len(column) != len(self.truth):
-            return column, [
-                f"{images}: {counted(len(column), 'image')} for {counted(len(self.truth), 'line')} of ground truth"
-            ]
+            return column, [f"{images}: {len(column):,} images, {len(self.truth):,} lines of ground truth"]
         return column, []
 
 

@@ -60,9 +60,7 @@ def list_folder(path: bytes, ignored: Ignored | None = None) -> tuple[list[bytes
                 else:
                     files.append(name)
     except OSError as error:
-        raise UsageError(
-            f"{as_text(path)}: can't be listed ({error.strerror}); check the path and its permissions"
-        ) from None
+        raise UsageError(f"{as_text(path)}: can't be listed ({error.strerror}); mend that") from None
     if ignored is not None:
         for name, why in sorted(passed_over):  # sorted, so that the examples don't depend on the file system
             ignored.add(why, os.path.join(path, name))
@@ -97,9 +95,7 @@ def walk(
                 continue
             entered[this] += 1
             if entered[this] > MAX_WAYS:
-                raise UsageError(
-                    f"{as_text(path)}: there are more than {MAX_WAYS} ways to this folder through links; remove some"
-                )
+                raise UsageError(f"{as_text(path)}: more than {MAX_WAYS} ways lead here through links; remove some")
             inside.add(this)
             folders, files = list_folder(path, ignored)
             stack.append((this, path, prefix, iter(sorted(folders + files)), frozenset(folders)))

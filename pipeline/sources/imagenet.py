@@ -118,9 +118,7 @@ def _look(src: Path) -> _Found:
     if src.is_file():
         role = role_of(src)
         if role == TASK_3:
-            raise UsageError(
-                f"{src}: belongs to task 3 (dog breeds), which isn't the 1,000-class set; get ILSVRC2012_img_train.tar"
-            )
+            raise UsageError(f"{src}: of task 3 (dog breeds), not the 1,000-class set; get ILSVRC2012_img_train.tar")
         if role is None:
             raise UsageError(
                 f"{src}: not an image archive of ILSVRC2012; give ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar or "

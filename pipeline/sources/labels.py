@@ -110,9 +110,7 @@ def assemble(
     kinds = {type(token): (part, token) for part in parts.values() for token in part.column.tokens}
     if len(kinds) > 1:
         first, second = (part.where(part.column.first(token)) for part, token in kinds.values())
-        raise UsageError(
-            f"{first}; {second}: some labels are integers and some are text, such as these; write them all in one way"
-        )
+        raise UsageError(f"{first}; {second}: labels are integers here and text there; write all in one way")
     if int in kinds or (not kinds and num_classes):
         ids, labels = _integers(parts, num_classes)
     else:

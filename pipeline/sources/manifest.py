@@ -118,9 +118,7 @@ def _collect(src: Path, options: SourceOptions) -> tuple[dict[str, _Part], list[
                 )
         lines.setdefault(label is not None, line)
         if len(lines) > 1:
-            raise UsageError(
-                f"{src}, line {lines[False]}: no label, and line {lines[True]} has one; write the class, or -1 for none"
-            )
+            raise UsageError(f"{src}, line {lines[False]}: no label, but line {lines[True]} has one; write it, or -1")
         key = fields[path or ""]
         if not isinstance(key, str) or not key:
             raise UsageError(f"{where}: no path; write the image's path, relative to the manifest")

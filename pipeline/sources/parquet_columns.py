@@ -64,13 +64,9 @@ def find_columns(schema: Any, path: str, options: SourceOptions) -> Columns:
             if isinstance(feature, dict) and feature.get("_type") == declared_as and name in possible
         ]
         if asked and asked not in possible:
-            raise UsageError(
-                f"{path}: --{what}-column {asked}: not among the columns that may be it: {', '.join(possible)}"
-            )
+            raise UsageError(f"{path}: --{what}-column {asked}: not among those that may be it: {', '.join(possible)}")
         if not asked and len(declared) > 1:
-            raise UsageError(
-                f"{path}: the columns {' and '.join(declared)} may both be the {what}; name one with --{what}-column"
-            )
+            raise UsageError(f"{path}: {' and '.join(declared)} may both be the {what}; name one with --{what}-column")
         found = [name for name in known if name in possible]
         return next(iter([asked] if asked else declared + found), None)
 
@@ -78,10 +74,7 @@ def find_columns(schema: Any, path: str, options: SourceOptions) -> Columns:
     label = pick("label", "ClassLabel", LABEL_COLUMNS, is_label, options.label_column)
     if image is None:
         have = ", ".join(f"{column.name}: {column.type}" for column in list(schema)[:8])
-        raise UsageError(
-            f"{path}: no image column (image {{bytes, path}} or bytes) among its columns {have}; name it with "
-            "--image-column"
-        )
+        raise UsageError(f"{path}: no image column (bytes, or {{bytes, path}}) among {have}; give --image-column")
     kind = schema.field(image).type
     has_name = pa.types.is_struct(kind) and kind.get_field_index("path") >= 0
     class_names = features.get(label, {}).get("names") if isinstance(features.get(label), dict) else None

@@ -274,8 +274,5 @@ def _label(label: Any, i: int) -> str | int | None:
             value = label.item()
     if isinstance(value, bool) or not isinstance(value, int):
         shown = printable(one_line(repr(label)), 60)
-        raise UsageError(
-            f"sample {i} has the label {shown}; pass an integer (of one-hot labels the argmax), a class id as text, or "
-            "None"
-        )
+        raise UsageError(f"sample {i} has the label {shown}; pass an integer (the argmax of one-hot), text or None")
     return value

@@ -69,9 +69,7 @@ def _find(name: str, src: str) -> Callable[..., Any]:
     try:
         from torchvision import datasets
     except ImportError:
-        raise UsageError(
-            f'{src}: torchvision isn\'t installed; run `pip install "efficient-imagenet[train]"`'
-        ) from None
+        raise UsageError(f'{src}: torchvision is missing; `pip install "efficient-imagenet[train]"`') from None
     classes = {known: getattr(datasets, known) for known in datasets.__all__}
     known = {known.lower(): known for known, cls in classes.items() if isinstance(cls, type)}
     known.pop("visiondataset", None)  # the others' base class
@@ -132,9 +130,7 @@ def _make(cls: Callable[..., Any], arguments: dict[str, Any], src: str, root: st
     except TypeError as error:
         raise UsageError(f"{src}: needs more than a name ({_line(error)}); convert it from Python") from None
     except (RuntimeError, OSError, ImportError) as error:
-        raise UsageError(
-            f"{src}: {_line(error)} Its files are looked for in {root!r}; give torchvision:NAME:ROOT"
-        ) from None
+        raise UsageError(f"{src}: {_line(error)} Files are expected in {root!r}; give torchvision:NAME:ROOT") from None
 
 
 def _line(error: Exception) -> str:

@@ -45,15 +45,11 @@ def draw_val(found: SourceSet, wanted: ValSplit) -> SourceSet:
     labels = np.asarray(train.labels)
     counts = np.bincount(labels[labels >= 0], minlength=len(found.class_ids))
     if not counts.any():
-        raise UsageError(
-            f"{found.origin}: no image has a label, so none can be drawn by class; leave out --val-fraction"
-        )
+        raise UsageError(f"{found.origin}: no image has a label to draw val by; leave out --val-fraction")
     small = np.flatnonzero((counts > 0) & (counts <= wanted.per_class))
     if len(small):
         class_id, images = found.class_ids[small[0]], counted(int(counts[small[0]]), "image")
-        raise UsageError(
-            f"--val-per-class {wanted.per_class}: class {class_id!r} has only {images}, and train needs some; give less"
-        )
+        raise UsageError(f"--val-per-class {wanted.per_class}: class {class_id!r} has only {images}; give less")
     draws = _draws(train, wanted.seed)
     order = np.lexsort((draws, labels))
     rank = np.empty(len(labels), np.int64)  # of each sample's draw within its class

@@ -49,10 +49,7 @@ class _Split:
     def part(self, table: Table, archives: list[str]) -> ArchivePart:
         part = ArchivePart(archives, table.take(np.array(self.rows, np.int64), self.keys.build()), self.column)
         if self.unstated is not None and self.column.tokens:
-            raise UsageError(
-                f"{part.where(self.unstated)}: the sample has no .cls and no label in a .json, and others have; add it "
-                "(-1 for none)"
-            )
+            raise UsageError(f"{part.where(self.unstated)}: no .cls, and no label in a .json; add it (-1 for none)")
         if first_duplicate(part.table.names) is not None:
             pairs = zip(part.table.archive.tolist(), part.table.names, strict=True)
             part.table.names = ByteStrings.pack(

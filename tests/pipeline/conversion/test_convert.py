@@ -331,7 +331,7 @@ def test_file_that_changes_while_converting_stops_the_commit(
         make_image(998).save(folder / "train" / "eel" / "002.jpg")
 
     monkeypatch.setattr(execution, "run_jobs", change_afterwards)
-    with pytest.raises(Error, match=r"train: eel/002.jpg changed while it was converted; rerun"):
+    with pytest.raises(Error, match=r"train: eel/002.jpg changed meanwhile; rerun"):
         run(folder, store)
     assert not store.exists()
     monkeypatch.undo()
@@ -399,7 +399,7 @@ def test_too_little_space_is_said_before_the_first_image(
     with pytest.raises(Error, match=r"bytes are needed and 1,000 are free; make room or choose another DST"):
         run(source, tmp_path / "a.zarr", size=24)  # no chunk of which is there: nothing to go on with
     monkeypatch.setattr("pipeline.conversion.preflight.free_space", lambda folder: (10**12, 10))
-    with pytest.raises(Error, match=r"new files are needed and 10 are free; use a larger --chunk-mb"):
+    with pytest.raises(Error, match=r"files are needed and 10 are free; give a larger --chunk-mb"):
         run(source, tmp_path / "a.zarr")
 
 

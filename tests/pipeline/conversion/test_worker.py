@@ -53,7 +53,7 @@ def test_code_goes_by_value(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_sent_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="can't be sent to worker processes") as caught:
+    with pytest.raises(UsageError, match="can't be pickled") as caught:
         save_inputs(tmp_path / "a", [threading.Lock()], np.arange(2), "run")
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []

@@ -20,7 +20,7 @@ def test_by_content_not_by_name(tmp_path):
 
 def test_two_kinds_in_one_folder_need_a_word(tmp_path):
     write_files(tmp_path, "README.md", "assets/logo.png", "data/train-0.parquet")
-    with pytest.raises(UsageError, match=r"holds both folder data \(.*logo.png\) and parquet data \(.*train-0.parq"):
+    with pytest.raises(UsageError, match=r"holds folder \(.*logo.png\) and parquet data \(.*train-0.parq"):
         open_source(tmp_path)
     assert open_source(tmp_path, "folder").class_ids == ["assets", "data"]
 
@@ -43,8 +43,8 @@ def test_the_look_is_bounded(tmp_path, monkeypatch):
         ("x.jpg", b"\xff\xd8\xff", r"a single image; give the folder that holds it"),
         ("x.tar.gz", b"\x1f\x8b" + bytes(30), r"compressed with gzip.*run `gunzip -k"),
         ("x.tar.zst", b"\x28\xb5\x2f\xfd" + bytes(30), r"compressed with zstd.*run `unzstd"),
-        ("notes.txt", b"hello", r"no kind of source that is known"),
-        ("x", b"", r"no kind of source that is known"),
+        ("notes.txt", b"hello", r"no known kind of source"),
+        ("x", b"", r"no known kind of source"),
         ("x.tar", b"", r"x.tar: truncated"),
         ("zarr.json", b"{}", r"a Zarr store already"),
     ],

@@ -139,7 +139,7 @@ def test_labels_go_by_the_number_in_the_name(root):
     (root / "ILSVRC2012_img_val.tar").write_bytes(tar_bytes(val))
     found = open_source(root)
     assert samples(found.splits["val"]) == [VAL[1], VAL[3]]
-    assert "2 images for 4 lines of ground truth" in found.notes[0]
+    assert "2 images, 4 lines of ground truth" in found.notes[0]
 
 
 def test_test_archive_is_unlabelled_and_explained(root):
@@ -163,7 +163,7 @@ def test_test_archive_is_unlabelled_and_explained(root):
 @pytest.mark.parametrize("name", ["ILSVRC2012_img_train_t3.tar", "ILSVRC2012_devkit_t3.tar.gz"])
 def test_task_3_is_explained(root, name):
     (root / name).write_bytes(tar_bytes({"n02085620.tar": tar_bytes({"n02085620_1.JPEG": b"dog"})}))
-    with pytest.raises(UsageError, match=rf"{name}: belongs to task 3 \(dog breeds\)"):
+    with pytest.raises(UsageError, match=rf"{name}: of task 3 \(dog breeds\)"):
         open_source(root / name)
     found = open_source(root)
     assert samples(found.splits["train"]) == TRAIN

@@ -162,7 +162,7 @@ def test_json_lines(tmp_path, lines, wanted):
         ('{"label": 1}', r"m.jsonl, line 2: no column for the image among label"),
         ('{"path": "2.jpg", "label": 1.5}', r"m.jsonl, line 2: label 1.5 among whole numbers"),
         ('{"path": "2.jpg", "label": true}', r"m.jsonl, line 2: label True"),
-        ('{"path": "2.jpg"}', r"m.jsonl, line 2: no label, and line 1 has one"),
+        ('{"path": "2.jpg"}', r"m.jsonl, line 2: no label, but line 1 has one"),
     ],
 )
 def test_bad_json_lines_are_named(tmp_path, line, message):

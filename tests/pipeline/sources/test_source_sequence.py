@@ -217,7 +217,7 @@ def test_a_pil_image_of_a_damaged_file_is_a_bad_sample():
         ([(b"x", 1, "k", 2)], "sample 0 is a tuple"),
         ([(b"x", 1.5)], "sample 0 has the label 1.5"),
         ([(b"x", True)], "sample 0 has the label True"),
-        ([(b"x", 1), (b"y", "a")], "some labels are integers and some are text"),
+        ([(b"x", 1), (b"y", "a")], "labels are integers here and text there"),
         ((pair for pair in [(b"x", 1)]), "a generator, which has no length; pass a list"),
         (7, "a int, which has no length"),
         ([], "the samples: no images found"),

@@ -126,7 +126,7 @@ def test_a_sample_twice_in_a_shard(tmp_path):
 
 def test_labels_for_some_samples_only(tmp_path):
     write_shard(tmp_path / "x.tar", *_samples({"a": "0"}), ("b.jpg", "image b"), ("c.jpg", "image c"))
-    with pytest.raises(UsageError, match=r"x.tar: b: the sample has no .cls and no label in a .json"):
+    with pytest.raises(UsageError, match=r"x.tar: b: no .cls, and no label in a .json"):
         open_source(tmp_path)
 
 

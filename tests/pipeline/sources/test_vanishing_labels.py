@@ -130,7 +130,7 @@ def test_an_image_column_of_another_name(tmp_path):
 
 def test_labels_that_begin_later_are_not_dropped(tmp_path):
     path = write_table(tmp_path / "x.jsonl", '{"path": "1.jpg"}\n{"path": "2.jpg", "label": "a"}\n')
-    with pytest.raises(UsageError, match="line 1: no label, and line 2 has one"):
+    with pytest.raises(UsageError, match="line 1: no label, but line 2 has one"):
         open_source(path)
 
 
