@@ -64,9 +64,8 @@ class Table:
         table = self.take(path_order(self.names))
         if twice := first_duplicate(table.names):
             first, second = (archives[table.archive[i]] for i in twice)
-            name, where = as_text(table.names[twice[0]]), f"in {first} and in {second}"
-            if first == second:
-                where = f"twice in {first}"
+            where = f"in {first} and in {second}" if first != second else f"twice in {first}"
+            name = as_text(table.names[twice[0]])
             raise UsageError(f"{name} is {where}; delete one of them (`tar --delete`) or unpack the archive")
         return table
 
@@ -87,13 +86,9 @@ class TableBuilder:
     def add_archive(
         self, path: str, archive: int, where: str = "", start: int = 0, end: int | None = None, prefix: bytes = b""
     ) -> None:
-        """Index a tar file as archive number `archive`.
+        """Index a tar file, or the part `start` to `end` of it, as archive number `archive`.
 
-        Args:
-            path: of the file.
-            where: names the archive in errors, where it is only a part of the file.
-            start, end: the bytes that it fills.
-            prefix: goes before the names.
+        `where` names it in errors, `prefix` goes before the names.
         """
         with opened(path) as fd:
             for member in members(fd, where or path, start, end):
@@ -116,12 +111,7 @@ class TableBuilder:
 
     def build(self) -> Table:
         """The table; the builder can't be appended to afterwards."""
-        table = Table(
-            self._names.build(),
-            np.array(self._archive, np.int32),
-            np.array(self._offset, np.int64),
-            np.array(self._size, np.int64),
-        )
+        table = Table(self._names.build(), np.array(self._archive), np.array(self._offset), np.array(self._size))
         wanted = {(int(table.archive[i]), target) for i, target in self._links}
         place = {}
         for i, name in enumerate(table.names if wanted else ()):
@@ -163,16 +153,13 @@ class ArchiveSource(Indexed):
         for fd in self._fds.values():
             os.close(fd)
 
-    def _open(self, archive: int) -> int:
-        try:
-            return open_regular(self.archives[archive])
-        except OSError as error:
-            raise Error(f"{self.archives[archive]}: {error.strerror}; put the archive back and rerun") from None
-
     def _pread(self, archive: int, size: int, offset: int) -> bytes:
         fd = self._fds.get(archive)
         if fd is None:
-            fd = self._open(archive)
+            try:
+                fd = open_regular(self.archives[archive])
+            except OSError as error:
+                raise Error(f"{self.archives[archive]}: {error.strerror}; put the archive back and rerun") from None
             # Another thread may have opened it meanwhile.
             if len(self._fds) >= MAX_OPEN_ARCHIVES or self._fds.setdefault(archive, fd) != fd:
                 try:

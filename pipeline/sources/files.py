@@ -30,11 +30,8 @@ _REASONS = {
     errno.ENXIO: "not-a-file",  # a socket, or a device without a driver
     errno.ENODEV: "not-a-file",
     errno.EISDIR: "not-a-file",
-    errno.EACCES: "unreadable",
-    errno.EPERM: "unreadable",
-    errno.EIO: "unreadable",
-    errno.ESTALE: "unreadable",
 }
+"""Of other errors: `unreadable`."""
 _MACHINE = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS))
 # O_NONBLOCK: opening a FIFO without a writer returns at once instead of waiting for one for ever.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)

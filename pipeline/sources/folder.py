@@ -139,7 +139,7 @@ def scan(root: bytes, ignored: Ignored) -> Scan:
     folders, files = list_folder(root, ignored)
     keys, column, deeper = ByteStringsBuilder(), LabelColumn(), NestedImages()
     classes = [as_text(folder) for folder in folders]
-    refuse_alike(classes, as_text(root))
+    refuse_alike(classes, lambda name: as_text(root))
     status = os.stat(root)
     above = frozenset([(status.st_dev, status.st_ino)])
     for folder, name in zip(folders, classes, strict=True):

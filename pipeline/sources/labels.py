@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 import unicodedata
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -63,10 +64,6 @@ class LabelColumn:
         """Turn the text tokens, `7` or `7.0`, into integers."""
         self._integers = [int(float(token)) if "." in str(token) else int(token) for token in self._code_of]
 
-    def first(self, token: str | int) -> int:
-        """The first sample that carries the token."""
-        return int(np.flatnonzero(self.codes == self.tokens.index(token))[0])
-
 
 class Part(Protocol):
     """One split as its opener has read it: labels as they are stated."""
@@ -80,6 +77,11 @@ class Part(Protocol):
     def source(self, labels: np.ndarray) -> Source:
         """The split's samples with their class indices, int32 (N,)."""
         ...
+
+
+def _first(part: Part, token: str | int) -> str:
+    """The place of the first sample that carries the label."""
+    return part.where(int(np.flatnonzero(part.column.codes == part.column.tokens.index(token))[0]))
 
 
 def assemble(
@@ -109,7 +111,7 @@ def assemble(
         _read_integers(parts)
     kinds = {type(token): (part, token) for part in parts.values() for token in part.column.tokens}
     if len(kinds) > 1:
-        first, second = (part.where(part.column.first(token)) for part, token in kinds.values())
+        first, second = (_first(*pair) for pair in kinds.values())
         raise UsageError(f"{first}; {second}: labels are integers here and text there; write all in one way")
     if int in kinds or (not kinds and num_classes):
         ids, labels = _integers(parts, num_classes)
@@ -130,7 +132,7 @@ def _read_integers(parts: Mapping[str, Part]) -> None:
         for token in part.column.tokens:
             if token in wrong or token not in numbers:
                 raise UsageError(
-                    f"{part.where(part.column.first(token))}: label {printable(str(token), 40)} among whole numbers; "
+                    f"{_first(part, token)}: label {printable(str(token), 40)} among whole numbers; "
                     "write a class number, or -1 for none"
                 )
         part.column.read_integers()
@@ -141,17 +143,8 @@ def _alike(name: str) -> str:
     return unicodedata.normalize("NFC", name).strip()
 
 
-def refuse_alike(classes: Sequence[str], where: str | Part) -> None:
-    """Raise UsageError where two classes of one split look the same, or one isn't UTF-8.
-
-    Args:
-        classes: their ids.
-        where: the place of all of them, or the part whose samples they are of.
-    """
-
-    def place(name: str) -> str:
-        return where if isinstance(where, str) else where.where(where.column.first(name))
-
+def refuse_alike(classes: Sequence[str], place: Callable[[str], str]) -> None:
+    """Raise UsageError where two classes of one split look the same, or one isn't UTF-8; `place` tells where one is."""
     seen: dict[str, int] = {}
     for i, name in enumerate(classes):
         if any("\ud800" <= c <= "\udfff" for c in name):
@@ -184,12 +177,12 @@ def _text(parts: Mapping[str, Part], class_ids: Iterable[str] | None) -> tuple[l
     index = {_alike(name): label for label, name in enumerate(ids)}
     labels = {}
     for split, part in parts.items():
-        refuse_alike([str(token) for token in part.column.tokens], part)
+        refuse_alike([str(token) for token in part.column.tokens], partial(_first, part))
         unknown = [token for token in part.column.tokens if _alike(str(token)) not in index]
         if unknown:
             more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
             raise UsageError(
-                f"{part.where(part.column.first(unknown[0]))}: class {unknown[0]!r}{more} isn't in {declared} "
+                f"{_first(part, unknown[0])}: class {unknown[0]!r}{more} isn't in {declared} "
                 f"({counted(len(ids), 'class', 'classes')}: {some([repr(name) for name in ids])}); correct it, or "
                 "leave out the split"
             )
@@ -204,7 +197,7 @@ def _integers(parts: Mapping[str, Part], num_classes: int | None) -> tuple[list[
         if highest >= MAX_CLASSES:
             part = next(part for part in parts.values() if highest in part.column.tokens)
             raise UsageError(
-                f"{part.where(part.column.first(highest))}: label {highest:,}: integer labels are class numbers and "
+                f"{_first(part, highest)}: label {highest:,}: integer labels are class numbers and "
                 f"kept as they are, at most {MAX_CLASSES:,}; if they are ids, put a letter before them"
             )
         num_classes = highest + 1
@@ -213,7 +206,7 @@ def _integers(parts: Mapping[str, Part], num_classes: int | None) -> tuple[list[
         for token in part.column.tokens:
             if not 0 <= int(token) < num_classes:
                 raise UsageError(
-                    f"{part.where(part.column.first(token))}: label {token} is out of range; labels go from 0 to "
+                    f"{_first(part, token)}: label {token} is out of range; labels go from 0 to "
                     f"{num_classes - 1:,}, and -1 means none"
                 )
         labels[split] = _apply(np.array(part.column.tokens, np.int32), part.column.codes)
