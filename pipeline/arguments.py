@@ -70,15 +70,7 @@ class _PrintCompletion(argparse.Action):
 
 
 def parse(arguments: Sequence[str], prog: str = PROG) -> argparse.Namespace:
-    """The command (`command`) and its arguments. `--help` and `--version` print and exit.
-
-    Args:
-        arguments: of the command line.
-        prog: how the program was called, for the help.
-
-    Raises:
-        UsageError: in one line.
-    """
+    """The command (`command`) and its arguments; `prog` is how it was called. UsageError where they are wrong."""
     parser, commands = _parsers(prog)
     if not arguments:
         parser.print_help(sys.stderr)

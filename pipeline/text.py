@@ -4,13 +4,7 @@ from __future__ import annotations
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """A count and its noun: `1 image`, `2,000 images`.
-
-    Args:
-        number: how many.
-        noun: its singular.
-        plural: where it isn't the singular and an s.
-    """
+    """A count and its noun: `1 image`, `2,000 images`, or its plural where that isn't the noun and an s."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
@@ -32,10 +26,7 @@ def one_line(message: object) -> str:
 def printable(text: str, most: int = 0, *, keep: str = "") -> str:
     """The text with what would steer a terminal or a page, such as escape codes in a file's name, as `\\x1b`.
 
-    Args:
-        text: any text.
-        most: a longer text has its middle replaced by an ellipsis; 0 for no limit.
-        keep: characters that stay as they are, such as a newline.
+    A text of more than `most` characters (0: any number) has its middle replaced by an ellipsis; `keep` stays as it is.
     """
     if 0 < most < len(text):
         text = f"{text[: most * 2 // 3]} … {text[-most // 3 :]}"

@@ -29,13 +29,8 @@ def open_origin(
 ) -> tuple[SourceSet, np.ndarray]:
     """The source that the split was made from, as far as its keys tell, before hours of reading.
 
-    Args:
-        split: of the store.
-        against, kind: the source, and its kind where looking at it isn't enough.
-        whole: the source where it could be opened with all its splits.
-
-    Returns:
-        The source, and int64 (N,): slot -> index in it, -1 where it lacks the key.
+    `whole` is the source where it could be opened with all its splits. Returns it, and int64 (N,): slot -> index in it,
+    -1 where it lacks the key.
 
     Raises:
         UsageError: it can't be opened, has no such split, or none of the split's samples.
@@ -81,13 +76,10 @@ class Comparison:
 
 
 def compare(store: Store, split: Split, found: SourceSet, index: np.ndarray, sample: int, quiet: bool) -> Comparison:
-    """Compare the label of every key, then decode samples of the source again and compare their pixels.
+    """Compare the label of every key, then decode `sample` random samples again (0: all) and compare their pixels.
 
-    Many samples are compared in processes, one per core that this process may use.
-
-    Args:
-        found, index: as from `open_origin`.
-        sample: random slots whose pixels are compared, 0 for all.
+    Many samples are compared in processes, one per core that this process may use. `found` and `index` are as from
+    `open_origin`.
     """
     if problems := _label_differences(store, split, found, index):
         return Comparison(0, problems, [])

@@ -43,11 +43,7 @@ def data_uri(image: np.ndarray) -> str:
 
 
 def draw(labels: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:
-    """int64 (n,), n <= `most`: random positions, one of each label before a second of any.
-
-    Args:
-        labels: int (N,).
-    """
+    """int64 (n,), n <= `most`: random positions in the labels, int (N,), one of each label before a second of any."""
     shuffled = rng.permutation(len(labels))
     by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
     ordered = labels[by_label]
@@ -56,17 +52,10 @@ def draw(labels: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def choose_pictures(survey: SplitSurvey, most: int, most_bytes: int, rng: np.random.Generator) -> list[Picture]:
-    """Random served samples of as many classes as possible, and a check of some random chunks on the way.
+    """Random served samples of as many classes as possible, by label and slot; `most_bytes` holds all their data URIs.
 
-    Those of a compressed split of format 1 come from the checked chunks, as a chunk is decompressed whole for each.
-
-    Args:
-        survey: of the split; what the check finds is noted in it.
-        most: samples.
-        most_bytes: of their data URIs together; samples beyond are left out.
-
-    Returns:
-        Pictures in ascending order of labels, then slots.
+    Some random chunks are checked on the way, which is noted in the survey. Pictures of a compressed split of format 1
+    come from these, as a chunk is decompressed whole for each.
     """
     split = survey.split
     check_chunks(survey, rng)

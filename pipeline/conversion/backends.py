@@ -35,12 +35,9 @@ class WorkerDiedError(Error):
 
 @contextlib.contextmanager
 def backend(name: str, scheduler: str | None) -> Iterator[None]:
-    """Choose joblib's backend for the block.
+    """Choose joblib's backend for the block: `loky` (processes here), `dask` or `ray`.
 
-    Args:
-        name: `loky` (processes here), `dask` or `ray`.
-        scheduler: address of a running Dask scheduler (`tcp://host:8786`) or Ray cluster; without it a local one is
-            started.
+    `scheduler` is the address of a Dask scheduler (`tcp://host:8786`) or Ray cluster, else a local one is started.
     """
     options: dict[str, Any] = {}
     started: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
@@ -152,11 +149,7 @@ def _no_answer(what: str, scheduler: str | None, reason: str) -> UsageError:
 def run_jobs(name: str, n_jobs: int, function: Callable[[Job], Result], jobs: Sequence[Job]) -> Iterator[Result]:
     """Run `function` over the jobs in the backend of the surrounding block; results come in the order they finish.
 
-    Args:
-        name: of the backend.
-        n_jobs: workers as joblib counts them, -1 for one per core; `loky` starts no more than there are jobs.
-        function: what is done with a job; it is sent to the workers.
-        jobs: what to do.
+    `n_jobs` is as joblib counts; `loky` starts no more workers than there are jobs.
 
     Raises:
         WorkerDiedError: a worker died; results that came before stay valid.

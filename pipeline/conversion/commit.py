@@ -169,13 +169,7 @@ def _write_errors(workspace: Workspace, bad: Sequence[BadSlot]) -> None:
 
 
 def publish_split(stores: Sequence[StagedSplit], report: Report, *, quiet: bool) -> None:
-    """Make one split visible in all its stores, and say what was left out.
-
-    Args:
-        stores: the split in each store that doesn't have it yet, at least one.
-        report: is told.
-        quiet: say nothing but warnings.
-    """
+    """Make one split visible in all stores that don't have it yet, at least one, and say what was left out."""
     first = stores[0]
     for store in stores:
         store.publish()

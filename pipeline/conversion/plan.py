@@ -25,10 +25,7 @@ MIX_SAMPLES = 1024  # mixed among each other where a source is read in blocks: a
 def chunk_length(image_bytes: int, num_samples: int, chunk_mb: float) -> int:
     """Slots per chunk, K: about `chunk_mb` megabytes (10^6), and enough chunks for 64 workers on small sets.
 
-    Args:
-        image_bytes: bytes of one image in the largest of the sizes.
-        num_samples: N, slots of the split.
-        chunk_mb: megabytes of 10^6 bytes.
+    `image_bytes` are those of one image in the largest of the sizes.
     """
     return max(1, min(int(chunk_mb * 10**6) // image_bytes, -(-num_samples // 64)))
 
@@ -36,13 +33,8 @@ def chunk_length(image_bytes: int, num_samples: int, chunk_mb: float) -> int:
 def slot_order(num_samples: int, *, shuffled: bool, seed: int, blocks: np.ndarray | None = None) -> np.ndarray:
     """int64 (N,): slot -> index in the source; a seeded permutation, or the source's own order.
 
-    Args:
-        num_samples: N.
-        shuffled: permute, or keep the source's order.
-        seed: of the permutation.
-        blocks: int64 (B+1,), the first sample of each block that the source must read as a whole, and N. Blocks are
-            then permuted, and their samples mixed within windows of at least `MIX_SAMPLES`, so that a chunk touches
-            few blocks.
+    `blocks`, int64 (B+1,), are the first sample of each block that the source reads as a whole, and N. Blocks are then
+    permuted, and their samples mixed within windows of at least `MIX_SAMPLES`, so that a chunk touches few blocks.
     """
     if not shuffled:
         return np.arange(num_samples, dtype=np.int64)
@@ -225,13 +217,7 @@ def first_difference(
     *,
     words: str = "{name} was {old}, is {new} now",
 ) -> str:
-    """The first difference between two nested mappings in words, or an empty string.
-
-    Args:
-        earlier, now: what is compared, by the order of `earlier`'s names.
-        prefix: of the names.
-        words: how a difference is said, with {name}, {old} and {new}.
-    """
+    """The first difference between two nested mappings, by the order of `earlier`'s names, in `words`; or nothing."""
     for name in [*earlier, *(name for name in now if name not in earlier)]:
         old, new = earlier.get(name), now.get(name)
         if old == new:

@@ -87,11 +87,7 @@ class ChunkResult:
 def save_inputs(path: Path, source: Source, order: np.ndarray, run_name: str) -> None:
     """Write what workers read from: a file that only this run's workers load, under a name that nobody can guess.
 
-    Args:
-        path: of the file.
-        source: its classes may come from a script or a notebook.
-        order: int64 (N,), slot -> index in the source.
-        run_name: part of the temp name.
+    The source's classes may come from a script or a notebook. `order` is int64 (N,), slot -> index in the source.
 
     Raises:
         UsageError: a part of the source can't be pickled.

@@ -108,12 +108,7 @@ def plugin_formats(data: bytes) -> tuple[str, ...]:
 
 
 def read_levels(data: bytes, options: DecodeOptions) -> Levels | None:
-    """The levels of a JPEG, JPEG 2000 or PNG that Pillow reads wrongly or not at all; None for those that it reads.
-
-    Args:
-        data: the file.
-        options: the scale of levels of 16 bits; of colour, Pillow keeps the upper 8 only.
-    """
+    """The levels of a JPEG, JPEG 2000 or PNG that Pillow reads wrongly or not at all; None for those that it reads."""
     if data[:2] == b"\xff\xd8":
         frame = jpeg_frame(data)
         if frame is None or (frame.bits == 8 and frame.marker in PILLOW_JPEG):
@@ -169,12 +164,7 @@ def tiff_needs_levels(image: Image.Image, options: DecodeOptions) -> bool:
 
 
 def read_tiff(data: bytes, options: DecodeOptions, why: str) -> Levels:
-    """The levels of a TIFF's first picture, grey or RGB of any depth, for what Pillow can't read.
-
-    Args:
-        data, options: as `read_levels`.
-        why: what Pillow can't read, for the message.
-    """
+    """The levels of a TIFF's first picture, grey or RGB of any depth; `why` says what Pillow can't read."""
     kind = f"TIFF ({why})"
     tifffile = package("tifffile", kind)
     package("imagecodecs", kind)  # which tifffile decompresses with

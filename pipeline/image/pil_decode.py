@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import struct
 
-from PIL import (  # noqa: F401 - each plugin registers its format
-    AvifImagePlugin,
-    BmpImagePlugin,
-    GifImagePlugin,
-    IcoImagePlugin,
-    Image,
-    ImageOps,
-    Jpeg2KImagePlugin,
-    JpegImagePlugin,
-    MpoImagePlugin,
-    PngImagePlugin,
-    PpmImagePlugin,
-    QoiImagePlugin,
-    TiffImagePlugin,
-    UnidentifiedImageError,
-    WebPImagePlugin,
-)
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from pipeline.errors import BadSample
 from pipeline.image.beyond_pillow import Levels, plugin_formats, read_levels, read_tiff, tiff_needs_levels
@@ -33,6 +18,8 @@ from pipeline.text import one_line
 # Formats that the content may be in. Each starts with a signature, so that text can't pass for an image, and none
 # runs another program.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM", "ICO", "QOI")
+for _name in ("Avif", "Bmp", "Gif", "Ico", "Jpeg2K", "Jpeg", "Mpo", "Png", "Ppm", "Qoi", "Tiff", "WebP"):
+    importlib.import_module(f"PIL.{_name}ImagePlugin")  # which registers its format
 EXIF_ORIENTATION = 0x0112
 # Formats that take more memory than others while they are decoded, in bytes for each pixel.
 PEAK_BYTES = {"WEBP": 25, "JPEG2000": 25, "AVIF": 20, "JXL": 21}
@@ -43,16 +30,7 @@ PLAIN_MODES = ("1", "L", "P", "RGB", "CMYK", "YCbCr")
 
 
 def open_rgb(data: bytes, options: DecodeOptions, *, exif_transpose: bool) -> tuple[Image.Image, Decoded]:
-    """The first frame of an encoded image.
-
-    Args:
-        data: the file's bytes; they decide the format.
-        options: limits, background and scale.
-        exif_transpose: turn the image upright.
-
-    Returns:
-        The image in mode RGB, and what it was.
-    """
+    """The first frame of an encoded image, whose content decides the format, in mode RGB; and what it was."""
     with captured_warnings(options.max_pixels) as noted:
         try:
             image, mode, deep = _open(data, options, exif_transpose, noted)

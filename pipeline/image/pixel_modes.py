@@ -62,10 +62,7 @@ def _min_is_white(image: Image.Image) -> bool:
 def levels_to_rgb(levels: np.ndarray, maximum: int | None, options: DecodeOptions) -> np.ndarray:
     """uint8 (H, W, 3), C-contiguous, out of levels of any dtype, (H, W) or (H, W, C), C 1, 3 or 4, the last one alpha.
 
-    Args:
-        levels: the levels.
-        maximum: the level that is white, None where the file doesn't say it (see `scale_to_8_bit`).
-        options: the background for alpha, and the scale of levels of 16 bits.
+    `maximum` is the level that is white, None where the file doesn't say it (see `scale_to_8_bit`).
     """
     if maximum == WHITE_16BIT and levels.dtype.kind == "u" and options.scale_16bit != WHITE_16BIT:
         highest = int(levels.max())
@@ -84,10 +81,8 @@ def levels_to_rgb(levels: np.ndarray, maximum: int | None, options: DecodeOption
 def scale_to_8_bit(levels: np.ndarray, maximum: int | None = WHITE_16BIT) -> np.ndarray:
     """Levels of more than 8 bits, or fractional ones, as uint8 of the same shape: scaled and rounded, never clipped.
 
-    Args:
-        levels: integers or floats, any shape.
-        maximum: the level that becomes 255. None takes 1 (fractional levels only), 255 or 65535, the smallest that
-            holds all levels; when none does, or some are negative, the image's own minimum to maximum become 0 to 255.
+    `maximum` becomes 255. None takes 1 (fractional levels only), 255 or 65535, the smallest that holds all levels; when
+    none does, or some are negative, the image's own minimum to maximum become 0 to 255.
     """
     low, high = 0.0, float(maximum or 0)
     if maximum is None or levels.dtype.kind != "u":
@@ -119,8 +114,7 @@ def to_array(rgb: Image.Image, out: np.ndarray) -> np.ndarray:
 def image_to_array(image: Image.Image) -> np.ndarray:
     """A PIL image that a program made or opened, as the array that decodes like the same picture in a file.
 
-    Returns:
-        uint8 (H, W) or (H, W, 3); uint16 (H, W) where the image's levels have 16 bits.
+    It is uint8 (H, W) or (H, W, 3), or uint16 (H, W) where the image's levels have 16 bits.
     """
     image.load()
     if image.mode == "L" and not image.has_transparency_data:

@@ -8,17 +8,7 @@ from pipeline.compiled.library import RESIZE, load
 
 
 def channel_sums(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Exact sums and sums of squares per channel.
-
-    Args:
-        images: uint8 (n, H, W, C), C 1 or 3, C-contiguous.
-
-    Returns:
-        Both int64 (C,).
-
-    Raises:
-        ValueError: another array.
-    """
+    """Exact sums and sums of squares per channel, both int64 (C,), of uint8 (n, H, W, C), C 1 or 3, C-contiguous."""
     channels = images.shape[-1]
     if images.dtype != np.uint8 or not images.flags.c_contiguous or channels not in (1, 3):
         raise ValueError(f"can't sum {images.dtype} {images.shape}: must be uint8, C-contiguous, of 1 or 3 channels")

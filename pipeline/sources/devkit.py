@@ -49,15 +49,7 @@ class Devkit:
     truth: list[str]
 
     def label(self, keys: Iterable[bytes], images: str) -> tuple[LabelColumn, list[str]]:
-        """Labels of validation images named `ILSVRC2012_val_00000001.JPEG` and so on, by the number in the name.
-
-        Args:
-            keys: the images' names; folders before them don't matter.
-            images: names the place of the images in errors.
-
-        Returns:
-            The labels, and notes for the person.
-        """
+        """Labels of images named `ILSVRC2012_val_00000001.JPEG` and so on by number, and notes for the person."""
         column = LabelColumn()
         for key in keys:
             match = _VAL_IMAGE.fullmatch(key.rpartition(b"/")[2])

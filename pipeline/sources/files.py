@@ -157,9 +157,7 @@ def data_files(src: Path, suffix: str) -> list[Path]:
 def label_files(folder: Path, stem: str = "") -> list[str]:
     """What may hold labels in a folder and its sub-folders (one level).
 
-    Args:
-        folder: where to look.
-        stem: only files of the folder itself that are named after this, such as `train.csv` and `train_labels.txt`.
+    With a `stem` only files of the folder itself that are named after it, such as `train.csv` and `train_labels.txt`.
     """
     found: list[str] = []
     for depth, (path, folders, files) in zip(range(_FOLDERS_LOOKED_INTO), os.walk(folder), strict=False):

@@ -72,11 +72,7 @@ def walk(
 ) -> Iterator[bytes]:
     """Relative paths of all image candidates below a folder, in the order of `path_order`. Links are followed.
 
-    Args:
-        path: the folder.
-        ignored: counts what is passed over.
-        prefix: goes before the paths.
-        above: device and inode of the folders that this one lies in; links to them aren't followed.
+    `prefix` goes before the paths. Links to the folders `above`, by device and inode, aren't followed.
     """
     inside, entered = set(above), Counter[tuple[int, int]]()
     stack: list[tuple[tuple[int, int], bytes, bytes, Iterator[bytes], frozenset[bytes]]] = []

@@ -35,12 +35,9 @@ class NestedImages:
             self._classes.append(name)
 
     def warning(self, path: Callable[[bytes], str], remedy: str) -> list[str]:
-        """One line, or none where no image lies deeper.
+        """One line, or none where no image lies deeper; `path` shows a path below the split's folder.
 
-        Args:
-            path: shows a path below the split's folder.
-            remedy: what to do where the deeper folders are the classes, with `{root}` for the folder that holds the
-                most of them.
+        `remedy` says what to do where the deeper folders are the classes, with `{root}` for the folder of most of them.
         """
         if not self._roots:
             return []

@@ -35,11 +35,7 @@ _OPTIONAL_ATTRIBUTES = {"source_modes": {}, "decoder_warnings": int, "software":
 
 
 def check_group_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
-    """A group's attributes after the rest of its `zarr.json` was checked.
-
-    Raises:
-        ValueError: not a group of Zarr version 3, or one without attributes.
-    """
+    """A group's attributes after the rest of its `zarr.json` was checked."""
     if metadata.get("node_type") != "group" or metadata.get("zarr_format") != 3:
         raise ValueError("not a group of Zarr version 3")
     attributes = metadata.get("attributes")
@@ -67,11 +63,7 @@ def _check_digest(attributes: dict[str, Any]) -> None:
 
 
 def check_root_attributes(attributes: dict[str, Any]) -> Geometry:
-    """The geometry that a root group's attributes give, after all of them were checked.
-
-    Raises:
-        ValueError: an attribute that is missing, or of another type or value than the format gives it.
-    """
+    """The geometry that a root group's attributes give, after all of them were checked."""
     _check_types(attributes, _ROOT_ATTRIBUTES, {})
     if attributes["format_version"] > 1:
         _check_types(attributes, {"splits": [str]}, {})
@@ -85,11 +77,7 @@ def check_root_attributes(attributes: dict[str, Any]) -> Geometry:
 
 
 def check_split_attributes(attributes: dict[str, Any], layout: ImageLayout) -> None:
-    """Check types and lengths of a split's attributes; whether they fit the arrays is `integrity`'s to say.
-
-    Raises:
-        ValueError: an attribute that is missing, or of another type or value than the format gives it.
-    """
+    """Check types and lengths of a split's attributes; whether they fit the arrays is `integrity`'s to say."""
     _check_types(attributes, _SPLIT_ATTRIBUTES, _OPTIONAL_ATTRIBUTES)
     if layout.version > 1:
         _check_digest(attributes)

@@ -78,11 +78,7 @@ class ImageLayout:
 
     @classmethod
     def from_metadata(cls, metadata: dict[str, Any], image_shape: tuple[int, int, int], version: int) -> ImageLayout:
-        """From `images/zarr.json` of a store of that format version; every field is checked.
-
-        Raises:
-            ValueError: a field that is missing or has another value than the format gives it.
-        """
+        """From `images/zarr.json` of a store of that format version; every field is checked."""
         try:
             num_samples, chunk_images = metadata["shape"][0], metadata["chunk_grid"]["configuration"]["chunk_shape"][0]
             codecs = metadata["codecs"] if version == 1 else metadata["codecs"][0]["configuration"]["codecs"]
@@ -122,8 +118,7 @@ def chunk_file_bytes(chunk_images: int, image_bytes: int, version: int = FORMAT_
 def chunk_index(chunk_images: int, image_bytes: int) -> bytes:
     """The end of a chunk file that isn't compressed, as the codec `sharding_indexed` defines it.
 
-    Returns:
-        Offset and length of each image, both uint64, and the CRC-32C of all these; little-endian.
+    It is offset and length of each image, both uint64, and the CRC-32C of all these; little-endian.
     """
     import google_crc32c  # reading needs none
 
@@ -148,11 +143,7 @@ def single_chunk_name(num_dimensions: int) -> str:
 
 
 def check_small_metadata(metadata: dict[str, Any], name: str, num_samples: int, num_chunks: int) -> tuple[int, ...]:
-    """The shape of a small array, one of `SMALL_ARRAYS`, after every field of its `zarr.json` was checked.
-
-    Raises:
-        ValueError: a field that is missing or has another value than the format gives it.
-    """
+    """The shape of a small array, one of `SMALL_ARRAYS`, after every field of its `zarr.json` was checked."""
     lengths = metadata.get("shape")
     if not is_kind(lengths, [int]) or not lengths or min(lengths) < 0:
         raise ValueError(f"shape is {short(lengths)}, must be lengths")
@@ -172,11 +163,7 @@ def check_small_metadata(metadata: dict[str, Any], name: str, num_samples: int, 
 def check_array_metadata(
     metadata: dict[str, Any], shape: Sequence[int], chunk: Sequence[int], data_type: str, codecs: list[Any]
 ) -> None:
-    """Compare an array's metadata with what the format says, so that every Zarr reader sees the same array.
-
-    Raises:
-        ValueError: the first field that differs.
-    """
+    """Compare an array's metadata with what the format says, so that every Zarr reader sees the same array."""
     expected = {
         "zarr_format": 3,
         "node_type": "array",

@@ -29,10 +29,7 @@ def array_digests(arrays: SplitArrays) -> dict[str, str]:
 def sample_fingerprint(labels: np.ndarray, keys: np.ndarray, key_offsets: np.ndarray) -> str:
     """Hexadecimal SHA-256 over labels (bad slots are -1), keys and their order; pixels are no part of it.
 
-    Args:
-        labels: int32 (N,).
-        keys: uint8 (total,).
-        key_offsets: int64 (N+1,).
+    Labels are int32 (N,), keys uint8 (total,), offsets int64 (N+1,).
     """
     digest = hashlib.sha256(b"efficient-imagenet samples 1\0")
     for array, dtype in ((labels, "<i4"), (key_offsets, "<i8"), (keys, "u1")):
@@ -68,11 +65,7 @@ def inconsistent_arrays(split: Split, arrays: SplitArrays) -> Iterator[str]:
 def check_chunk(split: Split, chunk: int, look: Look | None = None) -> str:
     """Compare a chunk's pixels with its digest, through zarr where they are compressed, and its index.
 
-    Args:
-        look: sees all blocks, before it is known whether they are unaltered.
-
-    Returns:
-        A problem in one line, or nothing.
+    Returns a problem in one line, or nothing. `look` sees all blocks, before it is known whether they are unaltered.
     """
     path, digest = split.chunk_path(chunk), hashlib.sha256()
     first = chunk * split.chunk_images

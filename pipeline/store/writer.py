@@ -29,13 +29,8 @@ from pipeline.store.integrity import array_digests, sample_fingerprint
 def channel_statistics(sums: Sequence[int], squares: Sequence[int], num_pixels: int) -> tuple[list[float], list[float]]:
     """Per-channel mean and standard deviation of pixel values divided by 255, from exact integer sums.
 
-    Args:
-        sums: sum of the uint8 values per channel.
-        squares: sum of their squares per channel.
-        num_pixels: pixels per channel; with 0 the answer is mean 0, std 1.
-
-    The variance is the population's: (n * sum(x^2) - sum(x)^2) / n^2, all in integers before the division, so the
-    result does not depend on the order of summation.
+    `num_pixels` are those of one channel; with 0 the answer is mean 0, std 1. The variance is the population's:
+    (n * sum(x^2) - sum(x)^2) / n^2, all in integers before the division, so the order of summation doesn't matter.
     """
     if num_pixels == 0:
         return [0.0] * len(sums), [1.0] * len(sums)
@@ -64,12 +59,9 @@ def root_attributes(
 
 
 def write_root(folder: Path, work: Path, attributes: dict[str, Any]) -> None:
-    """Write a store's root group in one rename,.
+    """Write a store's root group in one rename; the folder is made where it isn't there.
 
-    Args:
-        folder: the store's; it is made where it isn't there.
-        work: a folder on the same file system, for the file until it is complete.
-        attributes: as from `root_attributes`.
+    `work` is a folder on the same file system, for the file until it is complete.
     """
     made = work / ".root"  # no split's name begins so
     shutil.rmtree(made, ignore_errors=True)
@@ -115,19 +107,15 @@ def write_split(
     """Write a split's group, small arrays and the images' metadata; image chunks are left as they are.
 
     Args:
-        store: any store that zarr can write.
-        path: of the split in it, "" where the store is the split's own folder.
+        store, path: any store that zarr can write, and the split's path in it ("" where it is the split's own folder).
         image_shape: (H, W, C).
         chunk_images: slots per chunk, K.
-        arrays: the small arrays.
+        arrays: the small arrays, which are never compressed.
         attributes: all of the split's attributes (see `split_attributes`).
-        filters, compressors: codecs of each image, none by default; small arrays are never compressed.
+        filters, compressors: codecs of each image, none by default.
 
     Returns:
         The images' Zarr array, uint8 (N, H, W, C).
-
-    Raises:
-        OSError: as the file system says.
     """
     write_group(store, path, dict(attributes))
     prefix = f"{path}/" if path else ""
@@ -182,11 +170,7 @@ def sync_tree(folder: Path) -> None:
 
 
 def publish(work_folder: Path, final: Path) -> None:
-    """Make a finished folder visible under its final name, durably, in one rename.
-
-    Raises:
-        Error: something is already there.
-    """
+    """Make a finished folder visible under its final name, durably, in one rename."""
     if final.exists():
         raise Error(f"{final}: exists already; another run may have committed it")
     sync_tree(work_folder)
