@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -60,29 +60,19 @@ def open_origin(
     return found, index
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """What a comparison found.
-
-    Attributes:
-        compared: pictures that were decoded again.
-        problems: one line each.
-        notes: one line each; no problem, but worth knowing.
-    """
-
-    compared: int
-    problems: list[str]
-    notes: list[str]
-
-
-def compare(store: Store, split: Split, found: SourceSet, index: np.ndarray, sample: int, quiet: bool) -> Comparison:
+def compare(
+    store: Store, split: Split, found: SourceSet, index: np.ndarray, sample: int, quiet: bool
+) -> tuple[int, list[str], list[str]]:
     """Compare the label of every key, then decode `sample` random samples again (0: all) and compare their pixels.
 
     Many samples are compared in processes, one per core that this process may use. `found` and `index` are as from
     `open_origin`.
+
+    Returns:
+        How many pictures were decoded again; problems, and notes that are worth knowing, in one line each.
     """
     if problems := _label_differences(store, split, found, index):
-        return Comparison(0, problems, [])
+        return 0, problems, []
     slots = np.arange(split.num_samples)
     if 0 < sample < len(slots):
         slots = np.random.default_rng().choice(slots, sample, replace=False)
@@ -106,7 +96,7 @@ def compare(store: Store, split: Split, found: SourceSet, index: np.ndarray, sam
             f"{levels} of 255, but {other}; compare with the same software"
         )
     problems += [f"{_name(split, found.slot)}: {found.text}" for found in sorted(differences)]
-    return Comparison(len(slots), problems, [f"{split.path}: {other}"] if other and not pixels else [])
+    return len(slots), problems, [f"{split.path}: {other}"] if other and not pixels else []
 
 
 def _other_software(split: Split) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Any
 
@@ -20,6 +21,7 @@ from pipeline.text import as_text
 MOST_NAMED_CLASSES = 40
 EXTREME_CLASSES = 5
 LISTED_BAD = 50
+MOST_BINS = 40
 CHANNELS = {1: ["gray"], 3: ["red", "green", "blue"]}
 
 
@@ -71,7 +73,7 @@ def _caption(store: Store, survey: SplitSurvey, picture: Picture, key: str) -> d
 
 
 def _classes(store: Store, classes: ClassSurvey) -> dict[str, Any]:
-    smallest, _, median, _, largest = classes.quantiles()
+    smallest, _, median, _, largest = at = quantiles(classes.counts)
 
     def rows(labels: np.ndarray) -> list[tuple[int, str, int]]:
         return [(label, class_text(store, label), int(classes.counts[label])) for label in labels.tolist()]
@@ -85,6 +87,7 @@ def _classes(store: Store, classes: ClassSurvey) -> dict[str, Any]:
         chart = profile(classes.counts[classes.by_size], label, "classes, the largest first", "samples")
     return {
         "survey": classes,
+        "quantiles": at,
         "named": rows(np.arange(len(classes.counts))) if is_named else [],
         "chart": chart,
         "first_empty": [class_text(store, label) for label in classes.empty[:5].tolist()],
@@ -100,18 +103,19 @@ def _sizes(sizes: SizeSurvey) -> dict[str, Any]:
         "heat_map": _heat_map(sizes) if sizes.num_distinct > 1 else "",
         "short_side": _short_side(sizes) if sizes.num_distinct > 1 else "",
         "quantiles": [
-            ("Shorter side", [count(value) for value in quantiles(sizes.short)]),
-            ("Longer side", [count(value) for value in quantiles(sizes.long)]),
-            ("Width ÷ height", [f"{value:.2f}" for value in quantiles(sizes.aspect)]),
+            ("Shorter side", [count(value) for value in quantiles(sizes.sizes.min(axis=1))]),
+            ("Longer side", [count(value) for value in quantiles(sizes.sizes.max(axis=1))]),
+            ("Width ÷ height", [f"{value:.2f}" for value in quantiles(sizes.sizes[:, 1] / sizes.sizes[:, 0])]),
         ],
     }
 
 
 def _heat_map(sizes: SizeSurvey) -> Markup:
-    cells, rows, columns = sizes.heat_map()
+    heights, widths = sizes.sizes.T
+    rows, columns = (log_edges(int(side.min()), int(side.max())) for side in (heights, widths))
+    cells = np.histogram2d(heights, widths, (rows, columns))[0].astype(np.int64)
     x_axis = Axis(columns[0], columns[-1], "width in pixels", log=True)
     y_axis = Axis(rows[0], rows[-1], "height in pixels", log=True)
-    heights, widths = sizes.sizes.T
     label = (
         f"Heights and widths of the original images: widths from {count(widths.min())} to {count(widths.max())}, "
         f"heights from {count(heights.min())} to {count(heights.max())} pixels."
@@ -120,10 +124,23 @@ def _heat_map(sizes: SizeSurvey) -> Markup:
 
 
 def _short_side(sizes: SizeSurvey) -> Markup:
-    edges, numbers = sizes.histogram()
+    short = sizes.sizes.min(axis=1)
+    edges = log_edges(int(short.min()), int(short.max()))
     axis = Axis(edges[0], edges[-1], "pixels", log=True)
     label = (
-        f"Shorter side of the original images: from {count(sizes.short.min())} to {count(sizes.short.max())} pixels, "
-        f"median {count(float(np.median(sizes.short)))}."
+        f"Shorter side of the original images: from {count(short.min())} to {count(short.max())} pixels, "
+        f"median {count(float(np.median(short)))}."
     )
-    return histogram(edges, numbers, label, axis, "images", (sizes.target, f"stored: {sizes.target}"))
+    numbers, marked = np.histogram(short, edges)[0].tolist(), (sizes.target, f"stored: {sizes.target}")
+    return histogram(edges.tolist(), numbers, label, axis, "images", marked)
+
+
+def log_edges(low: int, high: int) -> np.ndarray:
+    """float64: at most `MOST_BINS` bins, equal on a logarithmic scale, that hold all whole numbers from low to high.
+
+    Ends lie between whole numbers, so that no value falls on an edge by design.
+    """
+    start, stop = low - 0.5, high + 0.5
+    octaves = math.log2(stop / start)
+    bins = min(MOST_BINS, max(1, high - low + 1), max(8, round(octaves * 8)))
+    return np.geomspace(start, stop, bins + 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,7 +16,6 @@ from pipeline.store.reader import Split
 from pipeline.store.remote import is_remote
 
 QUANTILES = (0.0, 0.05, 0.5, 0.95, 1.0)
-MOST_BINS = 40
 CHECKED_CHUNKS = 4
 CHECKED_BYTES = 400_000_000
 """At most so many chunks, and chunks of so many bytes but at least one, are hashed for each split; at a URL one."""
@@ -49,10 +47,6 @@ class ClassSurvey:
         """Labels of the classes without a sample, ascending."""
         return np.flatnonzero(self.counts == 0)
 
-    def quantiles(self) -> list[int]:
-        """Samples per class at `QUANTILES`; each is the size of some class."""
-        return quantiles(self.counts)
-
 
 @dataclass(frozen=True)
 class SizeSurvey:
@@ -70,7 +64,7 @@ class SizeSurvey:
 
     @cached_property
     def common(self) -> list[tuple[int, int, int]]:
-        """(height, width, number) of the most frequent sizes, at most three, and how many sizes there are."""
+        """(height, width, number) of the most frequent sizes, at most three."""
         values, numbers = self._distinct
         top = np.argsort(-numbers, kind="stable")[:3]
         return [(int(values[i] >> 32), int(values[i] & 0xFFFFFFFF), int(numbers[i])) for i in top]
@@ -84,70 +78,16 @@ class SizeSurvey:
     def num_distinct(self) -> int:
         return len(self._distinct[0])
 
-    @cached_property
-    def short(self) -> np.ndarray:
-        """int32 (n,): the shorter side."""
-        return self.sizes.min(axis=1)
-
-    @cached_property
-    def long(self) -> np.ndarray:
-        """int32 (n,): the longer side."""
-        return self.sizes.max(axis=1)
-
-    @cached_property
-    def aspect(self) -> np.ndarray:
-        """float64 (n,): width / height."""
-        return self.sizes[:, 1] / self.sizes[:, 0]
-
     @property
     def num_enlarged(self) -> int:
         """Images with too few pixels for the stored size, which had to be enlarged in some direction."""
-        side = self.long if self.fit == "pad" else self.short
+        side = self.sizes.max(axis=1) if self.fit == "pad" else self.sizes.min(axis=1)
         return int(np.count_nonzero(side < self.target))
-
-    def histogram(self) -> tuple[list[float], list[int]]:
-        """(edges (b+1,), numbers (b,)) of the shorter side; bins are equal on a logarithmic scale."""
-        edges = log_edges(int(self.short.min()), int(self.short.max()))
-        return edges.tolist(), np.histogram(self.short, edges)[0].tolist()
-
-    def heat_map(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(numbers int (rows, columns), edges of heights (rows+1,), edges of widths (columns+1,))."""
-        rows, columns = (log_edges(int(side.min()), int(side.max())) for side in self.sizes.T)
-        cells = np.histogram2d(self.sizes[:, 0], self.sizes[:, 1], (rows, columns))[0]
-        return cells.astype(np.int64), rows, columns
 
 
 def quantiles(values: np.ndarray) -> list[Any]:
     """Values at `QUANTILES` of a non-empty array; each is one of the array's."""
     return np.quantile(values, QUANTILES, method="inverted_cdf").tolist()
-
-
-def log_edges(low: int, high: int) -> np.ndarray:
-    """float64: at most `MOST_BINS` bins, equal on a logarithmic scale, that hold all whole numbers from low to high.
-
-    Ends lie between whole numbers, so that no value falls on an edge by design.
-    """
-    start, stop = low - 0.5, high + 0.5
-    octaves = math.log2(stop / start)
-    bins = min(MOST_BINS, max(1, high - low + 1), max(8, round(octaves * 8)))
-    return np.geomspace(start, stop, bins + 1)
-
-
-@dataclass(frozen=True)
-class DiskUse:
-    """Bytes of a split's files."""
-
-    image_bytes: int
-    array_bytes: int
-    """Small arrays and metadata."""
-    padding_bytes: int
-    """Zeros at the end of the last chunk, before any codec."""
-    raw_bytes: int
-    """What the image chunks would take without a codec."""
-
-    @property
-    def total_bytes(self) -> int:
-        return self.image_bytes + self.array_bytes
 
 
 @dataclass
@@ -157,6 +97,7 @@ class SplitSurvey:
     Attributes:
         bad_reasons: reason code -> bad samples, most frequent first.
         sizes: None where no served sample has a size.
+        disk: bytes of files.
         problems: one line each; damage that was found.
         passed: one line each; checks without a finding.
         good_chunks: int64, chunks whose files are there in full.
@@ -166,7 +107,7 @@ class SplitSurvey:
     split: Split
     classes: ClassSurvey
     sizes: SizeSurvey | None
-    disk: DiskUse
+    disk: dict[str, int]
     bad_reasons: dict[str, int]
     good_chunks: np.ndarray
     problems: list[str] = field(default_factory=list)
@@ -222,14 +163,21 @@ def _files_passed(split: Split) -> str:
     return f"{files} there, {kind}"
 
 
-def _disk_use(split: Split, arrays: SplitArrays) -> DiskUse:
+def _disk_use(split: Split, arrays: SplitArrays) -> dict[str, int]:
     sizes = split.chunk_sizes()
     images = sum(sizes.get(chunk_name(chunk), 0) for chunk in range(split.num_chunks))
     folders = [split.path, split.path / "images", *(split.path / name for name in SMALL_ARRAYS)]
     others = sum((folder / "zarr.json").stat().st_size for folder in folders)
     others += sum(array.nbytes for array in arrays.named().values())
-    padding = (split.num_chunks * split.chunk_images - split.num_samples) * split.image_bytes
-    return DiskUse(images, others, padding, split.num_chunks * split.chunk_bytes)
+    raw_bytes = split.num_chunks * split.chunk_bytes  # what the images would take without a codec
+    padding_bytes = raw_bytes - split.num_samples * split.image_bytes  # zeros at the end of the last chunk
+    return {
+        "image_bytes": images,
+        "array_bytes": others,  # small arrays and metadata
+        "total_bytes": images + others,
+        "raw_bytes": raw_bytes,
+        "padding_bytes": padding_bytes,
+    }
 
 
 def check_chunks(survey: SplitSurvey, rng: np.random.Generator) -> None:

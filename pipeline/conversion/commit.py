@@ -98,13 +98,11 @@ class StagedSplit:
         sums = [sum(channel) for channel in zip(*(receipt.sums for receipt in receipts), strict=True)]
         squares = [sum(channel) for channel in zip(*(receipt.squares for receipt in receipts), strict=True)]
         mean, std = channel_statistics(sums, squares, num_pixels)
-        modes: Counter[str] = Counter()
-        for receipt in receipts:
-            modes.update(receipt.modes)
+        modes = sum((Counter(receipt.modes) for receipt in receipts), Counter[str]())
         source_size = np.concatenate([receipt.source_size for receipt in receipts])
         digests = np.frombuffer(bytes.fromhex("".join(receipt.sha256 for receipt in receipts)), np.uint8)
         arrays = SplitArrays(labels, self.keys.blob, self.keys.offsets, source_size, digests.reshape(-1, 32))
-        attributes = {
+        attributes: dict[str, Any] = {
             "recipe": recipe,
             "bad_samples": [{"slot": b.slot, "key": as_text(b.key), "reason": b.reason} for b in self.bad],
             "order": {
@@ -120,14 +118,8 @@ class StagedSplit:
             "resizer": identity["software"]["resizer"],  # that of the workers, not of this machine
         }
         self._clear()
-        write_split(
-            zarr.storage.LocalStore(self.work.staged),
-            "",
-            geometry.image_shape,
-            recipe["chunk_images"],
-            arrays,
-            split_attributes(arrays, attributes),
-        )
+        store, attributes = zarr.storage.LocalStore(self.work.staged), split_attributes(arrays, attributes)
+        write_split(store, "", geometry.image_shape, recipe["chunk_images"], arrays, attributes)
         classes = json.loads(self.workspace.classes.read_bytes())
         list_split(self.workspace, self.split, identity["geometry"], classes)
         publish(self.work.staged, self.workspace.dst / self.split)
@@ -144,8 +136,16 @@ class StagedSplit:
 
 def stop_at_bad(workspaces: Sequence[Workspace], bad: Sequence[BadSlot], on_error: str) -> None:
     """List bad samples in `<DST>.errors.jsonl`, and under `stop` go no further."""
+    lines = [
+        json.dumps({"split": b.split, "slot": b.slot, "key": as_text(b.key), "reason": b.reason,
+                    "meaning": BAD_SAMPLE_REASONS[b.reason], "detail": b.detail}) + "\n"
+        for b in bad
+    ]  # fmt: skip
     for workspace in workspaces:
-        _write_errors(workspace, bad)
+        if bad:
+            write_bytes(workspace.errors, "".join(lines).encode())
+        else:
+            workspace.errors.unlink(missing_ok=True)
     if bad and on_error == "stop":
         first = bad[0]
         raise BadSamplesError(
@@ -153,19 +153,6 @@ def stop_at_bad(workspaces: Sequence[Workspace], bad: Sequence[BadSlot], on_erro
             f"{as_text(first.key)}: {BAD_SAMPLE_REASONS[first.reason]}; all in {workspaces[0].errors}); "
             f"mend the file{'s' if len(bad) > 1 else ''} and rerun, or rerun with --on-error skip"
         )
-
-
-def _write_errors(workspace: Workspace, bad: Sequence[BadSlot]) -> None:
-    """Write `<DST>.errors.jsonl`, one bad sample a line, or delete it when there are none."""
-    if not bad:
-        workspace.errors.unlink(missing_ok=True)
-        return
-    lines = [
-        json.dumps({"split": b.split, "slot": b.slot, "key": as_text(b.key), "reason": b.reason,
-                    "meaning": BAD_SAMPLE_REASONS[b.reason], "detail": b.detail}) + "\n"
-        for b in bad
-    ]  # fmt: skip
-    write_bytes(workspace.errors, "".join(lines).encode())
 
 
 def publish_split(stores: Sequence[StagedSplit], report: Report, *, quiet: bool) -> None:

@@ -128,7 +128,9 @@ def _jpeg_into(
     orientation = jpeg_orientation(data) if geometries[0].exif_transpose else 1
     upright = (width, height) if orientation >= 5 else (height, width)
     placements = [crop_placement(*upright, geometry) for geometry in geometries]
-    factors = [_scale_factor(*pair, orientation) for pair in zip(placements, geometries, strict=True)]
+    # Not where the image is turned: that would move the half pixel by which an odd side is rounded up to the other end.
+    may_halve = geometries[0].filter != "box" and orientation == 1
+    factors = [2 if may_halve and placement.scale >= HALF_SCALE else 1 for placement in placements]
     for factor in sorted(set(factors)):  # nearly always one; a size's pixels don't depend on the other sizes
         h, w = -(-height // factor), -(-width // factor)
         try:
@@ -144,12 +146,6 @@ def _jpeg_into(
             if own == factor:
                 _resize_into(pixels, placement, geometry, out, factor)
     return Decoded(*upright, "L" if colors == "Gray" else "RGB", 0)
-
-
-def _scale_factor(placement: Placement, geometry: Geometry, orientation: int) -> int:
-    """2 where decoding at half scale is good enough, else 1."""
-    # A flip would move the half pixel by which an odd side is rounded up to the other end.
-    return 2 if placement.scale >= HALF_SCALE and geometry.filter != "box" and orientation == 1 else 1
 
 
 def _transpose(pixels: np.ndarray, orientation: int) -> np.ndarray:

@@ -12,7 +12,7 @@ from pipeline.errors import BadSample
 from pipeline.image.beyond_pillow import Levels, plugin_formats, read_levels, read_tiff, tiff_needs_levels
 from pipeline.image.decode_warnings import DecodeWarnings, captured_warnings
 from pipeline.image.options import DEEP_PEAK_BYTES, PLAIN_PEAK_BYTES, WHITE_16BIT, Decoded, DecodeOptions, check_pixels
-from pipeline.image.pixel_modes import BITS_PER_SAMPLE, levels_to_rgb, to_rgb
+from pipeline.image.pixel_modes import BITS_PER_SAMPLE, levels_to_rgb, tiff_tag, to_rgb
 from pipeline.text import one_line
 
 # Formats that the content may be in. Each starts with a signature, so that text can't pass for an image, and none
@@ -76,7 +76,7 @@ def _check_image(image: Image.Image, options: DecodeOptions) -> None:
 def _is_16bit(image: Image.Image, data: bytes) -> bool:
     """Whether the file gives 16 bits to each level, of which few may be in use."""
     if image.format == "TIFF":
-        return bool(image.tag_v2.get(BITS_PER_SAMPLE, (1,))[0] == 16)  # type: ignore[attr-defined]
+        return bool(tiff_tag(image, BITS_PER_SAMPLE, (1,))[0] == 16)
     return image.mode.startswith("I;16") or (image.format == "PNG" and data[24:25] == b"\x10")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from PIL import Image
 
@@ -18,7 +20,8 @@ def to_rgb(image: Image.Image, options: DecodeOptions = DEFAULTS) -> Image.Image
     transparency = image.info.get("transparency")
     if image.mode in ("F", "I") or image.mode.startswith("I;16"):
         levels = np.asarray(image)
-        if image.mode == "I" and image.format == "TIFF" and levels.min() < 0 and _is_unsigned(image):
+        is_unsigned = image.format == "TIFF" and tiff_tag(image, SAMPLE_FORMAT, (1,))[0] == 1
+        if image.mode == "I" and levels.min() < 0 and is_unsigned:
             raise BadSample("unsupported", "levels of 32 bits from 2^31 on, which Pillow can't read")
         rgb = Image.fromarray(levels_to_rgb(levels, _declared_maximum(image), options))
         if _min_is_white(image):
@@ -39,8 +42,9 @@ def to_rgb(image: Image.Image, options: DecodeOptions = DEFAULTS) -> Image.Image
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
-def _is_unsigned(image: Image.Image) -> bool:
-    return bool(image.tag_v2.get(SAMPLE_FORMAT, (1,))[0] == 1)  # type: ignore[attr-defined]
+def tiff_tag(image: Image.Image, tag: int, default: Any) -> Any:
+    """A tag of a TIFF; the default where there is none, and for other formats."""
+    return image.tag_v2.get(tag, default) if image.format == "TIFF" else default  # type: ignore[attr-defined]
 
 
 def _declared_maximum(image: Image.Image) -> int | None:
@@ -48,15 +52,13 @@ def _declared_maximum(image: Image.Image) -> int | None:
     if image.mode == "F":
         return None
     if image.format == "TIFF":
-        bits = int(image.tag_v2.get(BITS_PER_SAMPLE, (16,))[0])  # type: ignore[attr-defined]
+        bits = int(tiff_tag(image, BITS_PER_SAMPLE, (16,))[0])
         return 2**bits - 1 if image.mode.startswith("I;16") else None
     return WHITE_16BIT
 
 
 def _min_is_white(image: Image.Image) -> bool:
-    return (
-        image.format == "TIFF" and image.mode.startswith("I;16") and image.tag_v2.get(PHOTOMETRIC) == MIN_IS_WHITE  # type: ignore[attr-defined]
-    )
+    return image.mode.startswith("I;16") and bool(tiff_tag(image, PHOTOMETRIC, None) == MIN_IS_WHITE)
 
 
 def levels_to_rgb(levels: np.ndarray, maximum: int | None, options: DecodeOptions) -> np.ndarray:

@@ -25,9 +25,9 @@ from pipeline.sources.labels import some
 from pipeline.sources.manifest import open_manifest
 from pipeline.sources.parquet import open_parquet
 from pipeline.sources.sequence import open_sequence
+from pipeline.sources.subset import ValSplit
 from pipeline.sources.tar import open_tar
 from pipeline.sources.torchvision_sets import open_torchvision
-from pipeline.sources.val_split import ValSplit, draw_val
 from pipeline.sources.webdataset import open_archives, open_webdataset
 from pipeline.store.format import UNLABELLED
 from pipeline.text import counted
@@ -121,7 +121,7 @@ def open_source(
     if class_order is not None:
         found = subset.order_classes(found, class_order)
     if val_split is not None:
-        found = draw_val(found, val_split)
+        found = subset.draw_val(found, val_split)
     if limit_per_class is not None:
         found = subset.limit_per_class(found, limit_per_class)
     _refuse_empty(found)

@@ -49,10 +49,13 @@ _CLASS_TAR = re.compile(rb"(n\d{8})\.tar")
 
 def role_of(path: Path) -> str | None:
     """What the file is, by its name or, for a renamed train archive, by its first member."""
-    for pattern, role in _ROLES:
-        if pattern.fullmatch(path.name):
-            return role
+    if role := _role(path.name):
+        return role
     return TRAIN if path.suffix == ".tar" and path.is_file() and _is_nested(path) else None
+
+
+def _role(name: str) -> str | None:
+    return next((role for pattern, role in _ROLES if pattern.fullmatch(name)), None)
 
 
 def is_official(path: Path) -> bool:
@@ -63,9 +66,7 @@ def is_official(path: Path) -> bool:
         files = os.listdir(path)
     except OSError:
         return False
-    if any(pattern.fullmatch(name) for name in files for pattern, _ in _ROLES):
-        return True
-    if _holds_class_tars(path) or _holds_class_tars(path / TRAIN):
+    if any(map(_role, files)) or _holds_class_tars(path) or _holds_class_tars(path / TRAIN):
         return True
     val = path / VAL
     if find_devkit(path) is None or not val.is_dir():
@@ -127,7 +128,7 @@ def _look(src: Path) -> _Found:
         return _Found(src.parent, {role: src}, {})
     found = _Found(src, {}, split_folders(os.fsencode(src)) or {})
     for path in sorted(src.iterdir()):
-        role = next((role for pattern, role in _ROLES if pattern.fullmatch(path.name)), None)
+        role = _role(path.name)
         if role == TASK_3:
             found.notes.append(f"{path}: belongs to task 3 (dog breeds), which isn't converted")
         elif role in found.archives:

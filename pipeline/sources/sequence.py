@@ -25,7 +25,7 @@ from pipeline.sources.files import bad_sample, file_stamps, read_file
 from pipeline.sources.labels import LabelColumn, assemble
 from pipeline.text import as_text, one_line, printable
 
-ENCODED, PATH, ARRAY = 0, 1, 2
+ENCODED, PATH, ARRAY, BAD = range(4)
 _DTYPES = (np.dtype(np.uint8), np.dtype(np.uint16))
 
 
@@ -34,10 +34,9 @@ class PackedSource(Indexed):
     """Images of all kinds in one array of bytes.
 
     Args:
-        payload: encoded bytes, paths or arrays' bytes, one per sample.
+        payload: encoded bytes, paths, arrays' bytes, or `reason: detail` of bad samples, one per sample.
         kind: uint8 (N,), which of these.
-        shape: int32 (N, 4), height, width, channels (0: none) and index of the dtype; zeros for all but arrays. A
-            negative dtype is a sample that is bad already: the payload says `reason: detail`.
+        shape: int32 (N, 4), height, width, channels (0: none) and index of the dtype; zeros for all but arrays.
     """
 
     payload: ByteStrings
@@ -50,10 +49,10 @@ class PackedSource(Indexed):
             return read_file(data)
         if self.kind[i] == ENCODED:
             return _encoded(data, self.key(i))
-        height, width, channels, dtype = self.shape[i].tolist()
-        if dtype < 0:
+        if self.kind[i] == BAD:
             reason, _, detail = as_text(data).partition(": ")
             raise BadSample(reason, detail)
+        height, width, channels, dtype = self.shape[i].tolist()
         return np.frombuffer(data, _DTYPES[dtype]).reshape((height, width, channels) if channels else (height, width))
 
     def change_stamps(self, indices: np.ndarray) -> np.ndarray:
@@ -206,13 +205,12 @@ class _Packer:
         elif isinstance(image, str | os.PathLike):
             kind, payload = PATH, os.path.abspath(os.fsencode(image))  # workers may run elsewhere
         else:
-            kind = ARRAY
             try:
                 pixels = image_array(image)
             except BadSample as error:
-                payload, shape = f"{error.reason}: {error.detail}".encode(), (0, 0, 0, -1)
+                kind, payload = BAD, f"{error.reason}: {error.detail}".encode()
             else:
-                dtype = _DTYPES.index(pixels.dtype.newbyteorder("="))
+                kind, dtype = ARRAY, _DTYPES.index(pixels.dtype.newbyteorder("="))
                 payload = np.ascontiguousarray(pixels, _DTYPES[dtype]).tobytes()
                 shape = (*pixels.shape[:2], pixels.shape[2] if pixels.ndim == 3 else 0, dtype)
         self._payload.append(payload)

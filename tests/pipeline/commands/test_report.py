@@ -17,7 +17,7 @@ from pipeline.commands import report
 from pipeline.commands.copy_store import copy_store
 from pipeline.commands.gallery import draw
 from pipeline.commands.report import default_path, write_report
-from pipeline.commands.survey import log_edges
+from pipeline.commands.report_split import log_edges
 from pipeline.errors import Error, StoreError, StoreNotFoundError, UsageError
 from pipeline.sources.byte_strings import ByteStrings
 from pipeline.store.format import SMALL_ARRAYS, SplitArrays
