@@ -181,7 +181,7 @@ def check_finished(split: Split, plan: SplitPlan, geometry: Geometry) -> None:
     }
     difference = first_difference(stored, wanted)
     if difference:
-        raise Error(f"{split.path}: finished with other settings: {difference}; use another DST or --overwrite")
+        raise Error(f"{split.path}: finished with other settings: {difference}; use another DST, or --overwrite")
 
 
 def check_same_software(store: Store, splits: Iterable[str], software: Mapping[str, str]) -> None:

@@ -186,9 +186,7 @@ def test_download_where_there_is_none(tmp_path):
 
 def test_without_torchvision(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchvision", None)
-    with pytest.raises(
-        UsageError, match=r'torchvision isn\'t installed; run `pip install "efficient-imagenet\[train\]"`'
-    ):
+    with pytest.raises(UsageError, match=r'torchvision is missing; `pip install "efficient-imagenet\[train\]"`'):
         open_source("torchvision:MNIST")
 
 
