@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -59,7 +60,10 @@ def verify(
     for name in split_order({*store.attrs.get("splits", names)} ^ {*names}):
         problems.append(f"{store.path}: split {name} is {'not listed in zarr.json' if name in names else 'missing'}")
     splits: dict[str, dict[str, Any]] = {}
-    whole = _open_whole(against, source) if against is not None and names else None
+    whole = None
+    if against is not None and names:
+        with contextlib.suppress(Error):  # only some of its splits may be readable, which `open_origin` tries
+            whole = open_source(against, source, unlabelled=True)
     notes = [] if whole is None else _lacking(whole, names)
     with known_codecs():
         for name in names:
@@ -129,14 +133,6 @@ def _zarr_differences(split: Split, arrays: SplitArrays) -> list[str]:
     except Exception as error:  # whatever zarr makes of it
         problems.append(f"{split.path}: zarr-python can't read it ({one_line(error)})")
     return problems
-
-
-def _open_whole(against: str | os.PathLike[str], kind: str | None) -> SourceSet | None:
-    """The source with all its splits; None where only some of them may be readable, which `open_origin` tries."""
-    try:
-        return open_source(against, kind, unlabelled=True)
-    except Error:
-        return None
 
 
 def _lacking(whole: SourceSet, names: Sequence[str]) -> list[str]:

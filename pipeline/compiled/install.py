@@ -36,18 +36,6 @@ from pipeline.compiled.pillow import file_problems, pil_owners
 
 RELEASE = "12.1.1.post0"
 SHA256 = "8e9694ec94c59d12f16753cbf48a3080266bdd704b0c51a630318c7a325625b1"
-METADATA = """\
-Metadata-Version: 2.1
-Name: {library.distribution}
-Version: {build}
-Summary: A compiled library of efficient-imagenet
-"""
-WHEEL = """\
-Wheel-Version: 1.0
-Generator: efficient-imagenet
-Root-Is-Purelib: false
-Tag: {tag}
-"""
 OPTIONS = (
     *("-O2", "-g0", "-DNDEBUG", "-fwrapv", "-shared", "-fPIC"),
     # only what the exported functions reach: the rest of pillow-simd's file needs the rest of pillow-simd
@@ -145,11 +133,12 @@ def compile_library(library: Library, options: list[str], folder: Path) -> Path:
 def pack(library: Library, build: Build, folder: Path) -> Path:
     """A wheel in `folder`, of the shared library there and the LICENSE, if there is one; its path."""
     info, tag = f"{library.module}-{build}.dist-info", f"py3-none-linux_{platform.machine()}"
+    tags = f"Wheel-Version: 1.0\nGenerator: efficient-imagenet\nRoot-Is-Purelib: false\nTag: {tag}\n"
     files = {
         f"{library.module}/__init__.py": b'"""A compiled library, loaded by pipeline.compiled.library."""\n',
         f"{library.module}/{library.name}.so": (folder / f"{library.name}.so").read_bytes(),
-        f"{info}/METADATA": METADATA.format(library=library, build=build).encode(),
-        f"{info}/WHEEL": WHEEL.format(tag=tag).encode(),
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {library.distribution}\nVersion: {build}\n".encode(),
+        f"{info}/WHEEL": tags.encode(),
     }
     if (folder / "LICENSE").exists():
         files[f"{info}/licenses/LICENSE"] = (folder / "LICENSE").read_bytes()

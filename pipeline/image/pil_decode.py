@@ -63,7 +63,10 @@ def _open(
     if image.format == "JPEG" and mode != "CMYK":
         noted.count += 1  # simplejpeg refused the data, but PIL found all pixels
     if exif_transpose:
-        _turn_upright(image, noted)
+        try:
+            ImageOps.exif_transpose(image, in_place=True)
+        except Exception:  # EXIF that can't be parsed says nothing about the orientation
+            noted.count += 1
     return to_rgb(image, options), mode, deep
 
 
@@ -95,13 +98,6 @@ def jpeg_orientation(data: bytes) -> int:
         except Exception:  # whatever a damaged EXIF block makes PIL raise
             return 1
     return orientation if orientation in range(1, 9) else 1
-
-
-def _turn_upright(image: Image.Image, noted: DecodeWarnings) -> None:
-    try:
-        ImageOps.exif_transpose(image, in_place=True)
-    except Exception:  # EXIF that can't be parsed says nothing about the orientation
-        noted.count += 1
 
 
 def _why_unidentified(data: bytes) -> BadSample:

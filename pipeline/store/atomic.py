@@ -60,28 +60,15 @@ def atomic_file(
     fsync_dir(path.parent)
 
 
-def write_bytes(
-    path: str | os.PathLike[str],
-    data: bytes,
-    *,
-    temp_id: str | None = None,
-    check: Callable[[], None] | None = None,
-) -> None:
-    """Write the bytes atomically and durably; `temp_id` and `check` as in `atomic_file`."""
-    with atomic_file(path, temp_id=temp_id, check=check) as file:
+def write_bytes(path: str | os.PathLike[str], data: bytes, **options: Any) -> None:
+    """Write the bytes atomically and durably; the options are those of `atomic_file`."""
+    with atomic_file(path, **options) as file:
         file.write(data)
 
 
-def write_json(
-    path: str | os.PathLike[str],
-    value: Any,
-    *,
-    indent: int | None = 2,
-    temp_id: str | None = None,
-    check: Callable[[], None] | None = None,
-) -> None:
-    """Write the value as JSON with a final newline, atomically and durably; the rest as in `atomic_file`."""
-    write_bytes(path, (json.dumps(value, indent=indent, allow_nan=False) + "\n").encode(), temp_id=temp_id, check=check)
+def write_json(path: str | os.PathLike[str], value: Any, *, indent: int | None = 2, **options: Any) -> None:
+    """Write the value as JSON with a final newline, atomically and durably; the options are those of `atomic_file`."""
+    write_bytes(path, (json.dumps(value, indent=indent, allow_nan=False) + "\n").encode(), **options)
 
 
 def remove_temps(folder: str | os.PathLike[str], keep: Container[str] = ()) -> list[str]:

@@ -75,7 +75,9 @@ def check_chunk(split: Split, chunk: int, look: Look | None = None) -> str:
             if look is not None:
                 look(first, images)
             first += len(images)
-        index = _read_index(split, chunk)
+        index = b""
+        if split.is_raw:  # else zarr has read and checked it, or there is none
+            index = read_part(path, split.chunk_bytes, split.file_bytes - split.chunk_bytes).tobytes()
     except (OSError, ValueError, RuntimeError, MemoryError) as error:
         return f"{path}: can't be read ({one_line(error)})"
     if digest.digest() != split.digests[chunk].tobytes():
@@ -83,13 +85,6 @@ def check_chunk(split: Split, chunk: int, look: Look | None = None) -> str:
     if index and index != chunk_index(split.chunk_images, split.image_bytes):
         return f"{path}: altered (the index at its end isn't that of its images)"
     return ""
-
-
-def _read_index(split: Split, chunk: int) -> bytes:
-    """What follows the images in a chunk file; nothing where zarr has read and checked it, or there is none."""
-    if not split.is_raw:
-        return b""
-    return read_part(split.chunk_path(chunk), split.chunk_bytes, split.file_bytes - split.chunk_bytes).tobytes()
 
 
 def _blocks(split: Split, chunk: int) -> Iterator[np.ndarray]:
