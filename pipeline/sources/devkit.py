@@ -60,9 +60,8 @@ class Devkit:
                     f"({len(self.truth):,} lines); the images and the devkit must both be of ILSVRC2012"
                 )
             column.add(self.truth[number - 1])
-        if len(column) != len(self.truth):
-            return column, [f"{images}: {len(column):,} images, {len(self.truth):,} lines of ground truth"]
-        return column, []
+        note = f"{images}: {len(column):,} images, {len(self.truth):,} lines of ground truth"
+        return column, [] if len(column) == len(self.truth) else [note]
 
 
 def is_official_val(keys: Iterable[bytes]) -> bool:

@@ -93,10 +93,7 @@ def limit_per_class(found: SourceSet, limit: int) -> SourceSet:
     splits: dict[str, Source] = {}
     for name, source in found.splits.items():
         labels = np.asarray(source.labels)
-        order = np.argsort(labels, kind="stable")
-        ordered = labels[order]
-        rank = np.arange(len(ordered)) - np.searchsorted(ordered, ordered)  # within its class
-        keep = np.sort(order[rank < limit])
+        keep = np.flatnonzero(_ranks(labels, np.argsort(labels, kind="stable")) < limit)
         splits[name] = source if len(keep) == len(labels) else Subset(source, keep, labels[keep])
     return replace(found, splits=splits)
 
@@ -135,10 +132,8 @@ def draw_val(found: SourceSet, wanted: ValSplit) -> SourceSet:
         class_id, images = found.class_ids[small[0]], counted(int(counts[small[0]]), "image")
         raise UsageError(f"--val-per-class {wanted.per_class}: class {class_id!r} has only {images}; give less")
     draws = _draws(train, wanted.seed)
-    order = np.lexsort((draws, labels))
-    rank = np.empty(len(labels), np.int64)  # of each sample's draw within its class
-    rank[order] = np.arange(len(labels)) - np.searchsorted(labels[order], labels[order])
-    is_val = (labels >= 0) & ((draws < wanted.fraction) | (rank < wanted.per_class))
+    ranks = _ranks(labels, np.lexsort((draws, labels)))
+    is_val = (labels >= 0) & ((draws < wanted.fraction) | (ranks < wanted.per_class))
     if is_val.all() or not is_val.any():
         how_many = f"{'all' if is_val.all() else 'none'} of {counted(len(labels), 'image')}"
         raise UsageError(f"--val-fraction {wanted.fraction:g}: draws {how_many}; give another, or --val-per-class N")
@@ -148,6 +143,13 @@ def draw_val(found: SourceSet, wanted: ValSplit) -> SourceSet:
     notes = [f"val: has no image of {counted(empty, 'class', 'classes')}; --val-per-class 1 puts one of each there"]
     others = {name: source for name, source in found.splits.items() if name != "train"}
     return replace(found, splits={**splits, **others}, notes=found.notes + (notes if empty else []))
+
+
+def _ranks(labels: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """int64 (N,): how many samples of its class come before each in an order that is sorted by class."""
+    ranks = np.empty(len(labels), np.int64)
+    ranks[order] = np.arange(len(labels)) - np.searchsorted(labels[order], labels[order])
+    return ranks
 
 
 def _draws(source: Source, seed: int) -> np.ndarray:

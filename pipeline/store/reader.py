@@ -58,7 +58,7 @@ class Store:
             raise StoreNotFoundError(self._why_not()) from None
         attributes = metadata.get("attributes")
         if not isinstance(attributes, dict) or attributes.get("format") != FORMAT_NAME:
-            raise StoreNotFoundError(f"{self.path}: Zarr, but not a store that `convert` wrote; check the path")
+            raise StoreNotFoundError(f"{self.path}: Zarr, but not one that `convert` wrote; check the path")
         if attributes.get("format_version") not in READABLE_VERSIONS:
             raise StoreError(
                 f"{self.path}: format version {attributes.get('format_version')!r}, this software reads "
