@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.errors import UsageError
 from pipeline.sources import names
-from pipeline.sources.files import open_regular
+from pipeline.sources.files import entries_of, open_regular
 from pipeline.sources.imagenet import is_official
 from pipeline.sources.kaggle import find_tree
 from pipeline.sources.manifest import MANIFEST_SUFFIXES
@@ -93,12 +93,8 @@ def _files(root: bytes) -> Iterator[tuple[bytes, bytes]]:
     for _ in range(3):
         below: list[bytes] = []
         for folder in level[:left]:
-            try:
-                with os.scandir(folder) as entries:
-                    # Links to folders aren't entered: what they hold is told by the rest.
-                    found = sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries)
-            except OSError as error:
-                raise UsageError(f"{as_text(folder)}: can't be listed ({error.strerror}); mend that") from None
+            # Links to folders aren't entered: what they hold is told by the rest.
+            found = sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries_of(folder))
             yield from ((folder, name) for name, is_folder in found if not is_folder)
             inner = (name for name, is_folder in found if is_folder and not names.is_system_folder(name))
             below += [os.path.join(folder, name) for name in inner]

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -135,6 +136,16 @@ class FileSource(Indexed):
         return file_stamps([self.path(i) for i in indices.tolist()])
 
 
+def entries_of(folder: bytes | str | os.PathLike[str]) -> Iterator[os.DirEntry[Any]]:
+    """What lies in a folder; UsageError where it can't be listed."""
+    try:
+        with os.scandir(folder) as entries:
+            yield from entries
+    except OSError as error:
+        name = as_text(os.fsencode(folder))
+        raise UsageError(f"{name}: can't be listed ({error.strerror}); check its permissions") from None
+
+
 def data_files(src: Path, suffix: str) -> list[Path]:
     """`src` itself, or the visible files with the suffix below it, sorted as `path_order` does."""
     if not src.is_dir():
@@ -142,15 +153,11 @@ def data_files(src: Path, suffix: str) -> list[Path]:
     found, folders = list[Path](), [src]
     while folders:
         folder = folders.pop()
-        try:
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
-                        folders.append(folder / entry.name)
-                    elif entry.name.lower().endswith(suffix) and not entry.name.startswith("."):
-                        found.append(folder / entry.name)
-        except OSError as error:
-            raise UsageError(f"{folder}: can't be listed ({error.strerror}); check its permissions") from None
+        for entry in entries_of(folder):
+            if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
+                folders.append(folder / entry.name)
+            elif entry.name.lower().endswith(suffix) and not entry.name.startswith("."):
+                found.append(folder / entry.name)
     return sorted(found, key=lambda path: [os.fsencode(part) for part in path.parts])
 
 

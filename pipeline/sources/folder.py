@@ -23,7 +23,7 @@ from pipeline.sources import names
 from pipeline.sources.base import SourceOptions, SourceSet
 from pipeline.sources.byte_strings import ByteStrings, ByteStringsBuilder
 from pipeline.sources.devkit import NAME, is_official_val
-from pipeline.sources.files import FileSource, label_files
+from pipeline.sources.files import FileSource, entries_of, label_files
 from pipeline.sources.ignored import LINK_LOOP, LINK_TO_NOTHING, OUTSIDE_CLASSES, OUTSIDE_SPLITS, SYSTEM_FOLDER, Ignored
 from pipeline.sources.labels import LabelColumn, assemble, refuse_alike, some
 from pipeline.sources.manifest import read_metadata
@@ -41,26 +41,22 @@ def list_folder(path: bytes, ignored: Ignored | None = None) -> tuple[list[bytes
     be classes. Nothing but the names is looked at, unless the entry is a link.
     """
     folders, files, passed_over = [], [], []
-    try:
-        with os.scandir(path) as entries:
-            for entry in entries:
-                name = entry.name
-                try:
-                    is_folder = entry.is_dir() or (
-                        b"." not in name and entry.is_symlink() and not os.path.exists(os.path.join(path, name))
-                    )
-                except OSError:  # such as a loop of links
-                    is_folder = b"." not in name
-                if is_folder and names.is_system_folder(name):
-                    passed_over.append((name, SYSTEM_FOLDER))
-                elif is_folder:
-                    folders.append(name)
-                elif why := names.why_ignored(name):
-                    passed_over.append((name, why))
-                else:
-                    files.append(name)
-    except OSError as error:
-        raise UsageError(f"{as_text(path)}: can't be listed ({error.strerror}); mend that") from None
+    for entry in entries_of(path):
+        name = entry.name
+        try:
+            is_folder = entry.is_dir() or (
+                b"." not in name and entry.is_symlink() and not os.path.exists(os.path.join(path, name))
+            )
+        except OSError:  # such as a loop of links
+            is_folder = b"." not in name
+        if is_folder and names.is_system_folder(name):
+            passed_over.append((name, SYSTEM_FOLDER))
+        elif is_folder:
+            folders.append(name)
+        elif why := names.why_ignored(name):
+            passed_over.append((name, why))
+        else:
+            files.append(name)
     if ignored is not None:
         for name, why in sorted(passed_over):  # sorted, so that the examples don't depend on the file system
             ignored.add(why, os.path.join(path, name))
