@@ -28,8 +28,9 @@ def convert(src: Any, dst: str | os.PathLike[str], **options: Any) -> Report:
     """Convert a dataset into a store, or go on with a conversion that was interrupted.
 
     Args:
-        src: a folder, archive or file (see docs/sources.md), `torchvision:NAME`, or a sequence of (image, label) or
-            (image, label, key); an image is bytes, a path, a PIL image or a uint8 (H, W, C) array.
+        src: a folder, archive or file (see docs/sources.md), `torchvision:NAME`, a `Dataset` of Hugging Face's, or a
+            sequence of (image, label) or (image, label, key); an image is bytes, a path, a PIL image or
+            a uint8 (H, W, C) array.
         dst: the store to write; holds `{size}` when there are several sizes.
         options: the fields of `ConvertOptions`, which are the command's flags with underscores for dashes. `size` may
             be a list: each image is decoded once for all sizes. `split` may be a list, too.

@@ -13,11 +13,11 @@ from pipeline.conversion.backends import BACKENDS
 from pipeline.conversion.names import Part
 from pipeline.errors import UsageError
 from pipeline.image.decode import DecodeOptions
-from pipeline.sources import SOURCE_KINDS, ValSplit
+from pipeline.sources import FROM_PYTHON, SOURCE_KINDS, ValSplit
 from pipeline.store.geometry import CHANNELS, FILTERS, FITS, Geometry
 
 ON_ERROR = ("stop", "skip")
-COMMAND_KINDS = tuple(kind for kind in SOURCE_KINDS if kind != "sequence")  # that one only from Python
+COMMAND_KINDS = tuple(kind for kind in SOURCE_KINDS if kind not in FROM_PYTHON)
 
 
 def _flag(default: Any, metavar: str | None = None, **arguments: Any) -> Any:

@@ -18,6 +18,7 @@ from pipeline.sources import names, subset
 from pipeline.sources.base import Source, SourceOptions, SourceSet
 from pipeline.sources.detect import detect_kind
 from pipeline.sources.folder import open_folder
+from pipeline.sources.hugging_face import open_hugging_face
 from pipeline.sources.ignored import describe
 from pipeline.sources.imagenet import open_imagenet
 from pipeline.sources.kaggle import open_kaggle
@@ -52,9 +53,11 @@ KINDS = {
     "parquet": _Kind(open_parquet, "its parquet files", ("label", "image")),
     "manifest": _Kind(open_manifest, "the file's suffix", ("label", "image")),
     "torchvision": _Kind(open_torchvision, "the prefix torchvision:"),
+    "hugging-face": _Kind(open_hugging_face, "being a dataset of Hugging Face's", ("label", "image")),
     "sequence": _Kind(open_sequence, "being no path but samples from Python"),
 }
 SOURCE_KINDS = tuple(KINDS)
+FROM_PYTHON = ("sequence", "hugging-face")
 
 
 def open_source(
@@ -132,12 +135,12 @@ def _open(src: Any, kind: str, options: SourceOptions, forced: bool) -> SourceSe
     if isinstance(src, SourceSet):
         kept = {split: source for split, source in src.splits.items() if options.wants(split)}
         return replace(src, splits=kept, notes=list(src.notes), warnings=list(src.warnings))
-    if kind not in ("sequence", "torchvision"):
+    if kind not in (*FROM_PYTHON, "torchvision"):
         src = Path(os.fspath(src))
         if not src.exists():
             raise UsageError(f"{src}: no such file or folder; check the path")
     found = (open_archives if kind == "tar" and not forced else KINDS[kind].open)(src, options)
-    found.origin = "the samples" if kind == "sequence" else str(src)
+    found.origin = "the samples" if kind in FROM_PYTHON else str(src)
     return found
 
 

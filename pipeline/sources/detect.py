@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import UsageError
 from pipeline.sources import names
 from pipeline.sources.files import entries_of, open_regular
+from pipeline.sources.hugging_face import is_dataset
 from pipeline.sources.imagenet import is_official
 from pipeline.sources.kaggle import find_tree
 from pipeline.sources.manifest import MANIFEST_SUFFIXES
@@ -28,7 +29,8 @@ _COMPRESSED = {
 def detect_kind(src: Any) -> str:
     """The kind of source, one of `SOURCE_KINDS`; `tar` for a WebDataset, too, which only the index tells."""
     if not isinstance(src, str | os.PathLike):
-        return "sequence"
+        parts = src.values() if isinstance(src, Mapping) else [src]
+        return "hugging-face" if parts and all(map(is_dataset, parts)) else "sequence"
     if str(src).startswith(PREFIX):
         return "torchvision"
     path = Path(os.fspath(src))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,21 +79,25 @@ class ParquetSource(Indexed):
     def read(self, i: int) -> bytes:
         group = int(np.searchsorted(self.group_first, i, "right")) - 1
         value = self._group(group)[i - int(self.group_first[group])].as_py()
-        data, name = (value.get("bytes"), value.get("path") or "") if isinstance(value, dict) else (value, "")
-        if data is None and not name:
-            raise BadSample("missing", f"{as_text(self.key(i))}: the row holds no image")
-        if data is None:
-            folder = os.path.dirname(self.files[int(self.group_file[group])])
-            return read_file(os.fsencode(os.path.join(folder, name)))
-        if not data:
-            raise BadSample("empty", as_text(self.key(i)))
-        return data
+        return image_bytes(value, os.path.dirname(self.files[int(self.group_file[group])]), self.key(i))
 
     def change_stamps(self, indices: np.ndarray) -> np.ndarray:
         """int64 (len(indices), 2): size and modification time in ns of the file that holds the row."""
         files = self.group_file[np.searchsorted(self.group_first, indices, "right") - 1]
         used, place = np.unique(files, return_inverse=True)
         return file_stamps([self.files[file] for file in used.tolist()])[place]
+
+
+def image_bytes(value: Any, folder: str, key: bytes) -> bytes:
+    """The encoded image of a row: its bytes, or those of the file that it names, from `folder` on."""
+    data, name = (value.get("bytes"), value.get("path") or "") if isinstance(value, dict) else (value, "")
+    if data is None and not name:
+        raise BadSample("missing", f"{as_text(key)}: the row holds no image")
+    if data is None:
+        return read_file(os.fsencode(os.path.join(folder, name)))
+    if not data:
+        raise BadSample("empty", as_text(key))
+    return bytes(data)
 
 
 def _read_images(file: Any, path: str, group: int, column: str) -> Any:
@@ -180,6 +184,15 @@ def find_columns(schema: Any, path: str, options: SourceOptions) -> Columns:
     return Columns(image, f"{image}.path" if has_name else None, label, tuple(class_names or ()) or None, unused)
 
 
+def whole_label(label: Any, where: str) -> Any:
+    """A label as it is, or the whole number that a float is: pandas writes integers so where one is missing."""
+    if isinstance(label, float):
+        if not label.is_integer():
+            raise UsageError(f"{where}: label {label}; write whole numbers or text")
+        return int(label)
+    return label
+
+
 class _Part:
     """One split: the row groups of its files, with labels and image names only."""
 
@@ -206,11 +219,7 @@ class _Part:
                 if not count:
                     continue
                 for label in table.column(columns.label).to_pylist() if columns.label else [None] * count:
-                    if isinstance(label, float):  # as pandas writes integers where one is missing
-                        if not label.is_integer():
-                            raise UsageError(f"{path}: label {label} in {columns.label}; write whole numbers or text")
-                        label = int(label)
-                    self.column.add(label)
+                    self.column.add(whole_label(label, f"{path}, {columns.label}"))
                 for image in table.column(columns.image).to_pylist() if columns.name_path else [None]:
                     name = (image or {}).get("path")
                     if name and self.own_names is not None:
@@ -262,16 +271,21 @@ def open_parquet(src: Path, options: SourceOptions) -> SourceSet:
         split = split_of_data_file(path, src) or options.only_split
         if options.wants(split) or split == "train":
             parts.setdefault(split, _Part(src, paths, options)).add_file(number)
+    return assemble_tables("parquet", parts, options, str(src))
+
+
+def assemble_tables(kind: str, parts: Mapping[str, Any], options: SourceOptions, where: str) -> SourceSet:
+    """The source set of splits with `columns`; the names of the classes are those that the tables declare."""
     named = {part.columns.class_names for part in parts.values() if part.columns and part.columns.class_names}
     if len(named) > 1:
-        raise UsageError(f"{src}: its files name the classes in different ways; convert them one by one")
+        raise UsageError(f"{where}: its files name the classes in different ways; convert them one by one")
     class_names = list(named.pop()) if named else []
     hints = {
         split: f"there are other columns ({some(part.columns.unused)}); name the labels' column with --label-column"
         for split, part in parts.items()
         if part.columns and not part.columns.label and part.columns.unused
     }
-    made = assemble("parquet", parts, options, num_classes=len(class_names) or None, label_hints=hints)
+    made = assemble(kind, parts, options, num_classes=len(class_names) or None, label_hints=hints)
     if class_names and len(class_names) == len(made.class_ids):
         made.class_names = class_names
     return made

@@ -80,7 +80,7 @@ class LazySource(Indexed):
         vars(self).update(state, samples=cloudpickle.loads(state["samples"]))
 
     def read(self, i: int) -> bytes | np.ndarray:
-        image = _item(self.samples, i)[0]
+        image = item(self.samples, i)[0]
         if isinstance(image, bytes | bytearray | memoryview):
             return _encoded(bytes(image), self.key(i))
         return read_file(os.fsencode(image)) if isinstance(image, str | os.PathLike) else image_array(image)
@@ -90,7 +90,7 @@ class LazySource(Indexed):
         return np.zeros((len(indices), 2), np.int64)
 
 
-def _item(samples: Any, i: int) -> Any:
+def item(samples: Any, i: int) -> Any:
     """The sequence's own item; whatever it raises is the sample's fault, unless the machine is at fault.
 
     Raises:
@@ -231,7 +231,7 @@ def _go_through(samples: Any, column: LabelColumn, pack: _Packer | None) -> Byte
     keys, explicit = ByteStringsBuilder(), False
     for i in range(len(samples)):
         try:
-            sample = _item(samples, i)
+            sample = item(samples, i)
         except BadSample:
             sample = None, None
         if not isinstance(sample, tuple | list) or len(sample) not in (2, 3):
