@@ -53,7 +53,7 @@ class _Part:
         image, label = self.columns.image, self.columns.label
         for table in self.rows.select_columns([image, *([label] if label else [])]).iter(_INDEX_ROWS):
             for value in table.column(label).to_pylist() if label else [None] * len(table):
-                self.column.add(whole_label(value, f"{name}, {label}"))
+                self.column.add(whole_label(value, label, name))
             if self.columns.name_path:
                 own += pc.struct_field(table.column(image), "path").to_pylist()
         self.keys = numbered(len(self.rows))

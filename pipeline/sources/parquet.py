@@ -184,11 +184,11 @@ def find_columns(schema: Any, path: str, options: SourceOptions) -> Columns:
     return Columns(image, f"{image}.path" if has_name else None, label, tuple(class_names or ()) or None, unused)
 
 
-def whole_label(label: Any, where: str) -> Any:
+def whole_label(label: Any, column: str | None, where: str) -> Any:
     """A label as it is, or the whole number that a float is: pandas writes integers so where one is missing."""
     if isinstance(label, float):
         if not label.is_integer():
-            raise UsageError(f"{where}: label {label}; write whole numbers or text")
+            raise UsageError(f"{where}: label {label} in {column}; write whole numbers or text")
         return int(label)
     return label
 
@@ -219,7 +219,7 @@ class _Part:
                 if not count:
                     continue
                 for label in table.column(columns.label).to_pylist() if columns.label else [None] * count:
-                    self.column.add(whole_label(label, f"{path}, {columns.label}"))
+                    self.column.add(whole_label(label, columns.label, path))
                 for image in table.column(columns.image).to_pylist() if columns.name_path else [None]:
                     name = (image or {}).get("path")
                     if name and self.own_names is not None:
