@@ -259,9 +259,10 @@ def _copy_images(
                 return num_images, len(data), True
         path = split.chunk_path(chunk)
         try:
-            pixels = origin.decode(chunk, path.read_bytes())
+            stored = path.read_bytes()
+            pixels = origin.decode(chunk, stored)
         except FileNotFoundError:
-            pixels = np.empty(0, np.uint8)
+            pixels, stored = np.empty(0, np.uint8), b""
         except (RuntimeError, ValueError) as error:  # of a codec
             raise StoreError(
                 f"{path}: can't be decoded ({one_line(error)}); take that file from a good copy of the store, "
@@ -270,7 +271,8 @@ def _copy_images(
         if not is_right(chunk, pixels):
             where = f"{split.path}: chunk {chunk_name(chunk)}"
             raise StoreError(f"{where} is missing or altered; run `verify`, then copy again")
-        data = codec.encode(chunk, pixels)
+        same = origin.is_raw and codec.is_raw and codec.is_whole(stored)
+        data = stored if same else codec.encode(chunk, pixels)
         _put(file, data)
         written = file.read_bytes()
         if not (written == data if codec.is_raw else is_kept(chunk, written)):
