@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import http.server
 import json
-import re
 import shutil
 import struct
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,7 @@ import numpy as np
 import pytest
 import zarr
 from folders import same_tree
+from range_server import serving
 from stores import as_format_1, edit_attributes, make_images, make_store
 from zarr.storage import LocalStore, WrapperStore
 
@@ -128,48 +126,9 @@ def test_zarr_python_reads_one_picture_alone(store: Path, tmp_path: Path, images
 
 @pytest.fixture
 def server(store: Path) -> Iterator[tuple[str, list[int]]]:
-    """A web server that knows ranges, and the lengths of its answers about chunk files."""
-    lengths: list[int] = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            path = store / self.path.lstrip("/")
-            if not path.is_file():
-                self.send_response(404)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-                return
-            data = path.read_bytes()
-            first, last = 0, len(data) - 1
-            wanted = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
-            if wanted:
-                first = int(wanted[1]) if wanted[1] else len(data) - int(wanted[2])
-                last = min(int(wanted[2]), last) if wanted[1] and wanted[2] else last
-            body = data[first : last + 1]
-            self.send_response(206 if wanted else 200)
-            self.send_header("Content-Range", f"bytes {first}-{last}/{len(data)}")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body)
-                if path.name.startswith("c."):
-                    lengths.append(len(body))
-
-        do_HEAD = do_GET  # noqa: N815 - http.server's name
-
-        def log_message(self, *args: Any) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
-        thread = threading.Thread(target=httpd.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{httpd.server_address[1]}", lengths
-        finally:
-            httpd.shutdown()
-            thread.join()
+    """The store behind a web server, and the lengths of its answers about chunk files."""
+    with serving(store) as served:
+        yield served
 
 
 def test_tensorstore_reads_one_picture_alone(server: tuple[str, list[int]], images: np.ndarray) -> None:
