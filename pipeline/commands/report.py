@@ -61,7 +61,7 @@ def _write_report(store: Store, out: str | os.PathLike[str] | None, seed: int | 
     surveys, pictures = [], []
     for name in names:
         split = Split(store, name, check=False)
-        survey = survey_split(split, store.geometry["fit"])
+        survey = survey_split(split)
         surveys.append(survey)
         pictures.append(choose_pictures(survey, most, PICTURE_BYTES // len(names), rng))
     try:
@@ -87,7 +87,7 @@ def default_path(store: Path) -> Path:
 
 def render_report(store: Store, surveys: list[SplitSurvey], pictures: list[list[Picture]]) -> bytes:
     """The page's bytes, from what was found."""
-    has_labels = any(survey.classes.num_labelled for survey in surveys)
+    has_labels = any(survey.counts.any() for survey in surveys)
     has_table = has_labels and MOST_NAMED_CLASSES < len(store.class_ids) <= MOST_CLASS_ROWS
     sections = [(f"split-{number}", survey.name) for number, survey in enumerate(surveys)]
     sections += [("classes", "Classes")] if has_table else []

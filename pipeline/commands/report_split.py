@@ -10,7 +10,7 @@ import numpy as np
 from markupsafe import Markup
 
 from pipeline.commands.gallery import Picture
-from pipeline.commands.survey import ClassSurvey, SizeSurvey, SplitSurvey, quantiles
+from pipeline.commands.survey import SplitSurvey
 from pipeline.errors import BAD_SAMPLE_REASONS
 from pipeline.html.charts import Axis, heat_map, histogram, profile
 from pipeline.html.page import count
@@ -38,8 +38,8 @@ def split_values(store: Store, survey: SplitSurvey, pictures: list[Picture]) -> 
             _caption(store, survey, picture, key.removeprefix(folder))
             for picture, key in zip(pictures, keys, strict=True)
         ],
-        "classes": _classes(store, survey.classes) if survey.classes.num_labelled else None,
-        "sizes": _sizes(survey.sizes) if survey.sizes else None,
+        "classes": _classes(store, survey) if survey.counts.any() else None,
+        "sizes": _sizes(survey.sizes, store.geometry) if len(survey.sizes) else None,
         "modes": sorted(attrs.get("source_modes", {}).items(), key=lambda item: -item[1]),
         "channels": list(zip(CHANNELS.get(len(mean)) or range(len(mean)), mean, survey.split.std, strict=True)),
         "reasons": [(code, BAD_SAMPLE_REASONS.get(code, ""), number) for code, number in survey.bad_reasons.items()],
@@ -72,46 +72,62 @@ def _caption(store: Store, survey: SplitSurvey, picture: Picture, key: str) -> d
     return {"uri": picture.uri, "class": name, "short": short, "key": key, "remark": remark}
 
 
-def _classes(store: Store, classes: ClassSurvey) -> dict[str, Any]:
-    smallest, _, median, _, largest = at = quantiles(classes.counts)
+def _quantiles(values: np.ndarray) -> list[Any]:
+    """Least, 5 %, median, 95 % and most of a non-empty array; each is one of its values."""
+    return np.quantile(values, (0.0, 0.05, 0.5, 0.95, 1.0), method="inverted_cdf").tolist()
+
+
+def _classes(store: Store, survey: SplitSurvey) -> dict[str, Any]:
+    counts, empty = survey.counts, np.flatnonzero(survey.counts == 0)
+    by_size = np.argsort(-counts, kind="stable")
+    smallest, _, median, _, largest = at = _quantiles(counts)
 
     def rows(labels: np.ndarray) -> list[tuple[int, str, int]]:
-        return [(label, class_text(store, label), int(classes.counts[label])) for label in labels.tolist()]
+        return [(label, class_text(store, label), int(counts[label])) for label in labels.tolist()]
 
-    is_named, chart = len(classes.counts) <= MOST_NAMED_CLASSES, None
+    is_named, chart = len(counts) <= MOST_NAMED_CLASSES, None
     if not is_named and largest > smallest + 1:
         label = (
             f"Samples per class, classes sorted by size: the largest has {count(largest)}, the median {count(median)}, "
             f"the smallest {count(smallest)}."
         )
-        chart = profile(classes.counts[classes.by_size], label, "classes, the largest first", "samples")
+        chart = profile(counts[by_size], label, "classes, the largest first", "samples")
     return {
-        "survey": classes,
+        "num": len(counts),
         "quantiles": at,
-        "named": rows(np.arange(len(classes.counts))) if is_named else [],
+        "num_unlabelled": survey.num_unlabelled,
+        "num_empty": len(empty),
+        "first_empty": [class_text(store, label) for label in empty[:5].tolist()],
+        "named": rows(np.arange(len(counts))) if is_named else [],
         "chart": chart,
-        "first_empty": [class_text(store, label) for label in classes.empty[:5].tolist()],
-        "largest": rows(classes.by_size[:EXTREME_CLASSES]),
-        "smallest": rows(classes.by_size[::-1][:EXTREME_CLASSES]),
+        "largest": rows(by_size[:EXTREME_CLASSES]),
+        "smallest": rows(by_size[::-1][:EXTREME_CLASSES]),
     }
 
 
-def _sizes(sizes: SizeSurvey) -> dict[str, Any]:
+def _sizes(sizes: np.ndarray, geometry: dict[str, Any]) -> dict[str, Any]:
+    short, long, target = sizes.min(axis=1), sizes.max(axis=1), geometry["size"]
+    # Height and width in one number: many times as fast as rows.
+    distinct, numbers = np.unique(sizes[:, 0].astype(np.int64) << 32 | sizes[:, 1], return_counts=True)
+    most = np.argsort(-numbers, kind="stable")[:3]
     return {
-        "survey": sizes,
-        "num": len(sizes.sizes),
-        "heat_map": _heat_map(sizes) if sizes.num_distinct > 1 else "",
-        "short_side": _short_side(sizes) if sizes.num_distinct > 1 else "",
+        "num": len(sizes),
+        "num_distinct": len(distinct),
+        "common": [(*divmod(int(distinct[i]), 1 << 32), int(numbers[i])) for i in most],
+        "target": target,
+        "num_enlarged": int(np.count_nonzero((long if geometry["fit"] == "pad" else short) < target)),
+        "heat_map": _heat_map(sizes) if len(distinct) > 1 else "",
+        "short_side": _short_side(short, target) if len(distinct) > 1 else "",
         "quantiles": [
-            ("Shorter side", [count(value) for value in quantiles(sizes.sizes.min(axis=1))]),
-            ("Longer side", [count(value) for value in quantiles(sizes.sizes.max(axis=1))]),
-            ("Width ÷ height", [f"{value:.2f}" for value in quantiles(sizes.sizes[:, 1] / sizes.sizes[:, 0])]),
+            ("Shorter side", [count(value) for value in _quantiles(short)]),
+            ("Longer side", [count(value) for value in _quantiles(long)]),
+            ("Width ÷ height", [f"{value:.2f}" for value in _quantiles(sizes[:, 1] / sizes[:, 0])]),
         ],
     }
 
 
-def _heat_map(sizes: SizeSurvey) -> Markup:
-    heights, widths = sizes.sizes.T
+def _heat_map(sizes: np.ndarray) -> Markup:
+    heights, widths = sizes.T
     rows, columns = (log_edges(int(side.min()), int(side.max())) for side in (heights, widths))
     cells = np.histogram2d(heights, widths, (rows, columns))[0].astype(np.int64)
     x_axis = Axis(columns[0], columns[-1], "width in pixels", log=True)
@@ -123,15 +139,14 @@ def _heat_map(sizes: SizeSurvey) -> Markup:
     return heat_map(cells, x_axis, y_axis, label)
 
 
-def _short_side(sizes: SizeSurvey) -> Markup:
-    short = sizes.sizes.min(axis=1)
+def _short_side(short: np.ndarray, target: int) -> Markup:
     edges = log_edges(int(short.min()), int(short.max()))
     axis = Axis(edges[0], edges[-1], "pixels", log=True)
     label = (
         f"Shorter side of the original images: from {count(short.min())} to {count(short.max())} pixels, "
         f"median {count(float(np.median(short)))}."
     )
-    numbers, marked = np.histogram(short, edges)[0].tolist(), (sizes.target, f"stored: {sizes.target}")
+    numbers, marked = np.histogram(short, edges)[0].tolist(), (target, f"stored: {target}")
     return histogram(edges.tolist(), numbers, label, axis, "images", marked)
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -15,79 +13,9 @@ from pipeline.store.integrity import altered_arrays, check_chunk, read_arrays
 from pipeline.store.reader import Split
 from pipeline.store.remote import is_remote
 
-QUANTILES = (0.0, 0.05, 0.5, 0.95, 1.0)
 CHECKED_CHUNKS = 4
 CHECKED_BYTES = 400_000_000
 """At most so many chunks, and chunks of so many bytes but at least one, are hashed for each split; at a URL one."""
-
-
-@dataclass(frozen=True)
-class ClassSurvey:
-    """Served samples per class.
-
-    Attributes:
-        counts: int64 (classes,), by label.
-        num_unlabelled: served samples without a label.
-    """
-
-    counts: np.ndarray
-    num_unlabelled: int
-
-    @property
-    def num_labelled(self) -> int:
-        return int(self.counts.sum())
-
-    @cached_property
-    def by_size(self) -> np.ndarray:
-        """int64 (classes,): labels, the largest class first, equal ones by label."""
-        return np.argsort(-self.counts, kind="stable")
-
-    @property
-    def empty(self) -> np.ndarray:
-        """Labels of the classes without a sample, ascending."""
-        return np.flatnonzero(self.counts == 0)
-
-
-@dataclass(frozen=True)
-class SizeSurvey:
-    """Original sizes of the served samples.
-
-    Attributes:
-        sizes: int32 (n, 2), height and width, all above 0.
-        target: side S of the stored images.
-        fit: as in the geometry: decides which side is resized to S.
-    """
-
-    sizes: np.ndarray
-    target: int
-    fit: str
-
-    @cached_property
-    def common(self) -> list[tuple[int, int, int]]:
-        """(height, width, number) of the most frequent sizes, at most three."""
-        values, numbers = self._distinct
-        top = np.argsort(-numbers, kind="stable")[:3]
-        return [(int(values[i] >> 32), int(values[i] & 0xFFFFFFFF), int(numbers[i])) for i in top]
-
-    @cached_property
-    def _distinct(self) -> tuple[np.ndarray, np.ndarray]:
-        sizes = self.sizes.astype(np.int64)
-        return np.unique(sizes[:, 0] << 32 | sizes[:, 1], return_counts=True)
-
-    @property
-    def num_distinct(self) -> int:
-        return len(self._distinct[0])
-
-    @property
-    def num_enlarged(self) -> int:
-        """Images with too few pixels for the stored size, which had to be enlarged in some direction."""
-        side = self.sizes.max(axis=1) if self.fit == "pad" else self.sizes.min(axis=1)
-        return int(np.count_nonzero(side < self.target))
-
-
-def quantiles(values: np.ndarray) -> list[Any]:
-    """Values at `QUANTILES` of a non-empty array; each is one of the array's."""
-    return np.quantile(values, QUANTILES, method="inverted_cdf").tolist()
 
 
 @dataclass
@@ -95,9 +23,11 @@ class SplitSurvey:
     """Everything that the report says of a split, but for the pictures.
 
     Attributes:
-        bad_reasons: reason code -> bad samples, most frequent first.
-        sizes: None where no served sample has a size.
+        counts: int64 (classes,), served samples by label.
+        num_unlabelled: served samples without a label.
+        sizes: int32 (n, 2), height and width of the served samples' originals, all above 0.
         disk: bytes of files.
+        bad_reasons: reason code -> bad samples, most frequent first.
         problems: one line each; damage that was found.
         passed: one line each; checks without a finding.
         good_chunks: int64, chunks whose files are there in full.
@@ -105,8 +35,9 @@ class SplitSurvey:
     """
 
     split: Split
-    classes: ClassSurvey
-    sizes: SizeSurvey | None
+    counts: np.ndarray
+    num_unlabelled: int
+    sizes: np.ndarray
     disk: dict[str, int]
     bad_reasons: dict[str, int]
     good_chunks: np.ndarray
@@ -123,7 +54,7 @@ class SplitSurvey:
         return self.split.num_samples - self.split.num_valid
 
 
-def survey_split(split: Split, fit: str) -> SplitSurvey:
+def survey_split(split: Split) -> SplitSurvey:
     """Count everything, and check files, small arrays and the fingerprint. Reads no images.
 
     Raises:
@@ -142,13 +73,12 @@ def survey_split(split: Split, fit: str) -> SplitSurvey:
     if not altered:
         passed.append("labels, keys, sizes and digests are unaltered, and fit the sample fingerprint (SHA-256)")
     inside = labels[(labels >= 0) & (labels < num_classes)]
-    classes = ClassSurvey(np.bincount(inside, minlength=num_classes), int(np.count_nonzero(labels == UNLABELLED)))
     sizes = arrays.source_size[labels != BAD_LABEL]
-    sizes = sizes[(sizes > 0).all(axis=1)]
     return SplitSurvey(
         split,
-        classes,
-        SizeSurvey(sizes, split.image_shape[0], fit) if len(sizes) else None,
+        np.bincount(inside, minlength=num_classes),
+        int(np.count_nonzero(labels == UNLABELLED)),
+        sizes[(sizes > 0).all(axis=1)],
         _disk_use(split, arrays),
         dict(Counter(entry["reason"] for entry in split.attrs["bad_samples"]).most_common()),
         split.good_chunks(),

@@ -63,9 +63,8 @@ class _Axis(ctypes.Structure):
 @functools.lru_cache(512)  # photographs come in few sizes
 def _axis(in_size: int, start: float, end: float, out_size: int, filter_name: str) -> _Axis:
     """The filter's weights that make `out_size` pixels of the source's from `start` to `end`."""
-    most = (
-        2 * math.ceil(3 * max(1, (end - start) / out_size)) + 3
-    )  # weights of a pixel; a filter spans up to 3 to a side
+    # Weights of a pixel: a filter spans up to 3 to a side.
+    most = 2 * math.ceil(3 * max(1, (end - start) / out_size)) + 3
     bounds, used = np.empty(2 * out_size, np.int32), np.empty(3, np.int32)
     weights = np.empty(most * out_size + 16, np.int16)  # 16 more, because C reads several at once
     count = load(RESIZE)[0].simd_weights(  # type: ignore[union-attr] # its only caller has the library
