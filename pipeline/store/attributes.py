@@ -10,7 +10,7 @@ import json
 import math
 from typing import Any
 
-from pipeline.store.format import SMALL_ARRAYS, ImageLayout, is_kind, short
+from pipeline.store.format import SMALL_ARRAYS, is_kind, short
 from pipeline.store.geometry import Geometry
 
 _INT_OR_NULL = (int, type(None))
@@ -76,18 +76,18 @@ def check_root_attributes(attributes: dict[str, Any]) -> Geometry:
         raise ValueError("attribute geometry is damaged") from None
 
 
-def check_split_attributes(attributes: dict[str, Any], layout: ImageLayout) -> None:
+def check_split_attributes(attributes: dict[str, Any], num_images: int, num_channels: int, version: int) -> None:
     """Check types and lengths of a split's attributes; whether they fit the arrays is `integrity`'s to say."""
     _check_types(attributes, _SPLIT_ATTRIBUTES, _OPTIONAL_ATTRIBUTES)
-    if layout.version > 1:
+    if version > 1:
         _check_digest(attributes)
     num_samples, num_valid = attributes["num_samples"], attributes["num_valid"]
-    if num_samples != layout.num_samples or not 0 <= num_valid <= num_samples:
-        raise ValueError(f"num_samples {num_samples}, num_valid {num_valid} don't fit {layout.num_samples} images")
+    if num_samples != num_images or not 0 <= num_valid <= num_samples:
+        raise ValueError(f"num_samples {num_samples}, num_valid {num_valid} don't fit {num_images} images")
     for name in ("mean", "std"):
         values = attributes[name]
-        if len(values) != layout.image_shape[2] or not all(map(math.isfinite, values)):
-            raise ValueError(f"attribute {name} is {short(values)}, must be {layout.image_shape[2]} numbers")
+        if len(values) != num_channels or not all(map(math.isfinite, values)):
+            raise ValueError(f"attribute {name} is {short(values)}, must be {num_channels} numbers")
 
 
 def _check_types(attributes: dict[str, Any], required: dict[str, Any], optional: dict[str, Any]) -> None:

@@ -58,45 +58,27 @@ class SplitArrays:
         return {name: np.ascontiguousarray(getattr(self, name), dtype) for name, dtype in little.items()}
 
 
-@dataclass(frozen=True)
-class ImageLayout:
-    """Where the images of a split lie.
+def check_images_metadata(
+    metadata: dict[str, Any], image_shape: tuple[int, int, int], version: int
+) -> tuple[int, int, list[str]]:
+    """Slots N, slots per chunk K, and names of the codecs, after every field of `images/zarr.json` was checked.
 
-    Attributes:
-        num_samples: slots, N.
-        image_shape: (H, W, C).
-        chunk_images: slots per chunk, K.
-        codecs: names of the Zarr codecs that each image (in version 1 each chunk) was encoded with.
-        version: of the format.
+    The codecs are those that each image (in version 1 each chunk) was encoded with.
     """
-
-    num_samples: int
-    image_shape: tuple[int, int, int]
-    chunk_images: int
-    codecs: list[str]
-    version: int
-
-    @classmethod
-    def from_metadata(cls, metadata: dict[str, Any], image_shape: tuple[int, int, int], version: int) -> ImageLayout:
-        """From `images/zarr.json` of a store of that format version; every field is checked."""
-        try:
-            num_samples, chunk_images = metadata["shape"][0], metadata["chunk_grid"]["configuration"]["chunk_shape"][0]
-            codecs = metadata["codecs"] if version == 1 else metadata["codecs"][0]["configuration"]["codecs"]
-            names = [codec["name"] for codec in codecs]
-        except (KeyError, IndexError, TypeError) as error:
-            raise ValueError(f"shape, chunk_grid or codecs is missing or damaged ({error!r})") from None
-        if not is_kind(names, [str]):
-            raise ValueError(f"codecs are {short(codecs)}, must have names")
-        for name, value, low in (("shape", num_samples, 0), ("chunk_shape", chunk_images, 1)):
-            if type(value) is not int or value < low:
-                raise ValueError(f"{name} begins with {value!r}, must be an integer of at least {low}")
-        whole = codecs if version == 1 else _sharded(image_shape, codecs)
-        check_array_metadata(metadata, (num_samples, *image_shape), (chunk_images, *image_shape), "uint8", whole)
-        return cls(num_samples, image_shape, chunk_images, names, version)
-
-    @property
-    def num_chunks(self) -> int:
-        return -(-self.num_samples // self.chunk_images)
+    try:
+        num_samples, chunk_images = metadata["shape"][0], metadata["chunk_grid"]["configuration"]["chunk_shape"][0]
+        codecs = metadata["codecs"] if version == 1 else metadata["codecs"][0]["configuration"]["codecs"]
+        names = [codec["name"] for codec in codecs]
+    except (KeyError, IndexError, TypeError) as error:
+        raise ValueError(f"shape, chunk_grid or codecs is missing or damaged ({error!r})") from None
+    if not is_kind(names, [str]):
+        raise ValueError(f"codecs are {short(codecs)}, must have names")
+    for name, value, low in (("shape", num_samples, 0), ("chunk_shape", chunk_images, 1)):
+        if type(value) is not int or value < low:
+            raise ValueError(f"{name} begins with {value!r}, must be an integer of at least {low}")
+    whole = codecs if version == 1 else _sharded(image_shape, codecs)
+    check_array_metadata(metadata, (num_samples, *image_shape), (chunk_images, *image_shape), "uint8", whole)
+    return num_samples, chunk_images, names
 
 
 def _sharded(image_shape: Sequence[int], codecs: list[Any]) -> list[Any]:

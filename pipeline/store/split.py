@@ -16,8 +16,8 @@ from pipeline.store.format import (
     BAD_LABEL,
     SMALL_ARRAYS,
     UNLABELLED,
-    ImageLayout,
     SplitArrays,
+    check_images_metadata,
     check_small_metadata,
     chunk_file_bytes,
     chunk_name,
@@ -68,17 +68,17 @@ class Split:
         self.num_classes = len(store.class_ids)
         file = self.path / "images" / "zarr.json"
         try:
-            layout = ImageLayout.from_metadata(read_metadata(file), store.image_shape, store.version)
+            found = check_images_metadata(read_metadata(file), store.image_shape, store.version)
             file = self.path / "zarr.json"
             self.attrs: dict[str, Any] = check_group_metadata(read_metadata(file))
-            check_split_attributes(self.attrs, layout)
+            check_split_attributes(self.attrs, found[0], store.image_shape[2], store.version)
         except (FileNotFoundError, NotADirectoryError):
             raise StoreError(f"{file}: missing; {RESTORE}") from None
         except ValueError as error:
             damaged(file, error)
-        self.num_samples, self.num_valid = layout.num_samples, int(self.attrs["num_valid"])
-        self.image_shape, self.chunk_images = layout.image_shape, layout.chunk_images
-        self.codecs, self.num_chunks, self.version = layout.codecs, layout.num_chunks, layout.version
+        self.num_samples, self.chunk_images, self.codecs = found
+        self.num_valid, self.num_chunks = int(self.attrs["num_valid"]), -(-self.num_samples // self.chunk_images)
+        self.image_shape, self.version = store.image_shape, store.version
         self.mean: list[float] = self.attrs["mean"]
         self.std: list[float] = self.attrs["std"]
         self.fingerprint: str = self.attrs["sample_fingerprint"]
