@@ -15,10 +15,11 @@ import numpy as np
 
 from pipeline.errors import UsageError
 from pipeline.sources import names
+from pipeline.sources.arrow_columns import find_columns, whole_label
 from pipeline.sources.base import SourceOptions, SourceSet
 from pipeline.sources.byte_strings import ByteStrings, first_duplicate
 from pipeline.sources.labels import LabelColumn
-from pipeline.sources.parquet import assemble_tables, find_columns, image_bytes, whole_label
+from pipeline.sources.parquet import assemble_tables, image_bytes
 from pipeline.sources.sequence import LazySource, item, numbered
 
 _INDEX_ROWS = 1000

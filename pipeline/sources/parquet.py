@@ -7,7 +7,6 @@ told by the name (`train-00000-of-00294.parquet`, `data/validation/0.parquet`). 
 
 from __future__ import annotations
 
-import json
 import os
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import BadSample, Error, UsageError
+from pipeline.sources.arrow_columns import Columns, find_columns, whole_label
 from pipeline.sources.base import Indexed, SourceOptions, SourceSet
 from pipeline.sources.byte_strings import ByteStrings, ByteStringsBuilder, first_duplicate
 from pipeline.sources.files import data_files, file_stamps, opened, read_file, split_of_data_file
@@ -28,8 +28,6 @@ from pipeline.text import as_text, one_line
 CACHE_BYTES = 256_000_000
 MAX_GROUP_BYTES = 8 << 30  # a row group is read as a whole
 _BATCH_ROWS = 16
-IMAGE_COLUMNS = ("image", "img", "jpg", "jpeg", "png", "webp", "image_bytes", "bytes", "picture", "photo")
-LABEL_COLUMNS = ("label", "labels", "class", "cls", "target", "category", "fine_label", "label_id", "class_id")
 
 
 @dataclass(eq=False)
@@ -114,83 +112,6 @@ def _read_images(file: Any, path: str, group: int, column: str) -> Any:
                 "smaller ones (100 rows)"
             )
     return pa.chunked_array(batches)
-
-
-@dataclass(frozen=True)
-class Columns:
-    """The columns that are used.
-
-    Attributes:
-        image: column of {bytes, path} or of bytes.
-        name_path: the leaf `image.path`, where there is one.
-        label: column of integers or text, if there is one.
-        class_names: what the file calls the integer labels, if it does.
-    """
-
-    image: str
-    name_path: str | None
-    label: str | None
-    class_names: tuple[str, ...] | None
-    unused: tuple[str, ...] = ()
-    """The other columns."""
-
-
-def find_columns(schema: Any, path: str, options: SourceOptions) -> Columns:
-    """The image and label columns of an Arrow schema: asked for, else declared by Hugging Face, else by name."""
-    import pyarrow as pa
-
-    try:
-        features = dict(json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"])
-    except (KeyError, TypeError, ValueError, RecursionError):  # not written by Hugging Face's library
-        features = {}
-
-    def is_bytes(kind: Any) -> bool:
-        return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
-
-    def is_image(kind: Any) -> bool:
-        return is_bytes(kind) or (
-            pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0 and is_bytes(kind.field("bytes").type)
-        )
-
-    def is_label(kind: Any) -> bool:
-        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-        types = pa.types
-        fitting = (types.is_integer, types.is_floating, types.is_string, types.is_large_string)
-        return any(is_kind(kind) for is_kind in fitting)
-
-    def pick(what: str, declared_as: str, known: Sequence[str], fits: Any, asked: str | None) -> str | None:
-        possible = [field.name for field in schema if fits(field.type)]
-        declared = [
-            name
-            for name, feature in features.items()
-            if isinstance(feature, dict) and feature.get("_type") == declared_as and name in possible
-        ]
-        if asked and asked not in possible:
-            raise UsageError(f"{path}: --{what}-column {asked}: not among those that may be it: {', '.join(possible)}")
-        if not asked and len(declared) > 1:
-            raise UsageError(f"{path}: {' and '.join(declared)} may both be the {what}; name one with --{what}-column")
-        found = [name for name in known if name in possible]
-        return next(iter([asked] if asked else declared + found), None)
-
-    image = pick("image", "Image", IMAGE_COLUMNS, is_image, options.image_column)
-    label = pick("label", "ClassLabel", LABEL_COLUMNS, is_label, options.label_column)
-    if image is None:
-        have = ", ".join(f"{column.name}: {column.type}" for column in list(schema)[:8])
-        raise UsageError(f"{path}: no image column (bytes, or {{bytes, path}}) among {have}; give --image-column")
-    kind = schema.field(image).type
-    has_name = pa.types.is_struct(kind) and kind.get_field_index("path") >= 0
-    class_names = features.get(label, {}).get("names") if isinstance(features.get(label), dict) else None
-    unused = tuple(name for name in schema.names if name not in (image, label))
-    return Columns(image, f"{image}.path" if has_name else None, label, tuple(class_names or ()) or None, unused)
-
-
-def whole_label(label: Any, column: str | None, where: str) -> Any:
-    """A label as it is, or the whole number that a float is: pandas writes integers so where one is missing."""
-    if isinstance(label, float):
-        if not label.is_integer():
-            raise UsageError(f"{where}: label {label} in {column}; write whole numbers or text")
-        return int(label)
-    return label
 
 
 class _Part:
