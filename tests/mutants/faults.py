@@ -11,6 +11,7 @@ REPORT = "tests/trainer/report/test_run_report.py::"
 FOLDER = "tests/trainer/test_run_folder.py::"
 LOADER = "tests/trainer/test_loader.py::"
 DATASET = "tests/trainer/test_dataset.py::"
+CACHE = "tests/trainer/reading/test_cache.py::"
 
 
 class Mutant(NamedTuple):
@@ -291,6 +292,22 @@ MUTANTS = {
         'if key.startswith("val_"):',
         "if False:",
         f"{REPORT}test_epochs_without_evaluation_are_no_gap",
+    ),
+    # a store that is brought from a URL
+    "cache-digest-unchecked": Mutant(
+        "reading/cache.py",
+        "if digest != split.digests[chunk].tobytes() or data",
+        "if data",
+        f"{CACHE}test_a_damaged_chunk_ends_the_run[pixels]",
+    ),
+    "cache-in-the-store's-order": Mutant(
+        "reading/cache.py",
+        "return chunks[np.argsort(first)]",
+        "return chunks",
+        f"{CACHE}test_needed_chunks",
+    ),
+    "cache-lock-ignored": Mutant(
+        "reading/cache.py", "yield flock(fd)", "yield True", f"{CACHE}test_two_runs_share_a_cache"
     ),
 }
 """Name -> fault."""

@@ -3,6 +3,7 @@ import re
 import shutil
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -223,6 +224,24 @@ def test_a_copy_to_a_url_goes_on(
     assert "4 chunks as written (2 of them were there already)" in capsys.readouterr().err
     copy_store(url, tmp_path / "back.zarr", quiet=True)
     assert same_tree(store, tmp_path / "back.zarr")
+
+
+def test_threads_are_no_more_than_memory_holds_chunks_for(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_once: list[int] = []
+
+    class Pool(ThreadPoolExecutor):
+        def __init__(self, workers: int, name: str) -> None:
+            at_once.append(workers)
+            super().__init__(workers, name)
+
+    monkeypatch.setattr(copy_module, "ThreadPoolExecutor", Pool)
+    monkeypatch.setattr(copy_module.joblib, "effective_n_jobs", lambda n_jobs: 8 if n_jobs < 0 else n_jobs)
+    monkeypatch.setattr(copy_module, "MEMORY_BYTES", 2 * 4 * open_store(store)["train"].chunk_bytes)
+    copy_store(store, tmp_path / "b.zarr", quiet=True)
+    copy_store(store, tmp_path / "c.zarr", n_jobs=3, quiet=True)
+    assert at_once == [2, 1, 3, 1]  # of three chunks and one
 
 
 def test_file_urls_are_folders(store: Path, tmp_path: Path) -> None:
