@@ -75,6 +75,8 @@ def _index_bytes(source: Source) -> int:
     """Bytes of a source's arrays, which are handed to the workers in a file."""
     total = 0
     for value in getattr(source, "__dict__", {}).values():
+        if hasattr(value, "change_stamps"):  # a subset's source
+            total += _index_bytes(value)
         arrays = (value.blob, value.offsets) if isinstance(value, ByteStrings) else (value,)
         total += sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
     return total
