@@ -16,6 +16,7 @@ from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 
 from pipeline import __version__
 from pipeline.errors import UsageError
+from pipeline.text import one_line
 from trainer.config import Config, Stage
 
 EXAMPLES = """examples:
@@ -215,7 +216,7 @@ def _recipe_flags(file: str) -> Iterator[str]:
     except UnicodeDecodeError as error:
         raise UsageError(f"{file}: not a text in UTF-8 (byte {error.start}); save it as such") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UsageError(f"{file}: not plain YAML ({' '.join(str(error).split())}); mend it") from error
+        raise UsageError(f"{file}: not plain YAML ({one_line(error)}); mend it") from error
     if not isinstance(values, dict) or not values:
         raise UsageError(f"{file}: holds no fields; write some, such as `epochs: 16`, or leave out --config")
     for key, value in values.items():

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Sequence
 
 from pipeline.errors import Error, StoreError, UsageError
-from pipeline.text import printable
+from pipeline.text import one_line, printable
 from trainer.config import Config
 from trainer.flags import parse
 
@@ -88,7 +88,7 @@ def _run(config: Config) -> None:
 
 def _report(error: Exception, rank: int, debug: bool) -> int:
     """Say what ended the run in one line, by rank 0 where all ranks know it; returns the exit code."""
-    text, code = " ".join(str(error).split()), getattr(error, "exit_code", 1)
+    text, code = one_line(error), getattr(error, "exit_code", 1)
     everywhere = isinstance(error, UsageError | StoreError)
     if not isinstance(error, Error):
         everywhere = any(word in text for word in LOST) or "Dist" in type(error).__name__

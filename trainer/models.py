@@ -14,6 +14,7 @@ import torchvision
 from torch import Tensor, nn
 
 from pipeline.errors import Error, UsageError
+from pipeline.text import one_line
 from trainer.augment import DeviceTransform
 from trainer.config import Config
 from trainer.networks import OWN, add_blurpool, zero_init_residual
@@ -73,7 +74,7 @@ def check_size(model: nn.Module, name: str, size: int, batch_size: int = 2) -> N
 
 
 def _refused_size(name: str, size: int, error: Exception) -> UsageError:
-    reason = " ".join(str(error).split())[:120]
+    reason = one_line(error)[:120]
     return UsageError(f"--model {name}: can't take {size}x{size} images ({reason}); change --crop")
 
 

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from pipeline.errors import Error, UsageError
+from pipeline.text import one_line
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def process_group(ranks: Ranks, device: torch.device, timeout_seconds: float) ->
     try:
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
     except Exception as error:  # torch raises its own kinds, ValueError and RuntimeError
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error)[:200]
         raise Error(
             f"the group of {ranks.world_size} ranks didn't form within --timeout {timeout_seconds:g} seconds "
             f"({reason}); check that all were started, and can reach the first"

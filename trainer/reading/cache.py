@@ -25,6 +25,7 @@ from pipeline.store.locks import flock
 from pipeline.store.reader import Store
 from pipeline.store.remote import RemotePath
 from pipeline.store.split import Split
+from pipeline.text import one_line
 from trainer.reading.arriving import ArrivingSplit, ArrivingStore
 
 ROOTS = ("zarr.json", PARTIAL_ROOT)
@@ -117,7 +118,7 @@ class Cache:
         except (OSError, StoreError) as error:
             if root == PARTIAL_ROOT:
                 raise
-            self._say(f"note: {url} can't be read ({' '.join(str(error).split())}); training from {path}, all here")
+            self._say(f"note: {url} can't be read ({one_line(error)}); training from {path}, all here")
 
     def _check_room(self, store: ArrivingStore) -> None:
         need = sum(len(store[name].missing()) * store[name].file_bytes for name in store.splits)
