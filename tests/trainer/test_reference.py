@@ -53,7 +53,7 @@ CASES: dict[str, dict[str, Any]] = {
     "crop": {**RESNET, "crop": 8, "eval_crop": 12},
     "eval_crop": {**RESNET, "crop": 8, "eval_crop": 11},
     "pad": {"pad": 2},
-    "flip": {"flip": 0.0},
+    "flip": {"flip": 0.2},
     "alternate_flip": {"alternate_flip": True, "epochs": 3},
     "augment": {"augment": "rrc", "crop": 8},
     "rrc_scale": {"augment": "rrc", "crop": 8, "rrc_scale": 0.5},
