@@ -57,7 +57,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--work", type=Path, default=Path("data/accuracy-study"), help="keeps data and finished runs")
     parser.add_argument("--docs", type=Path, help="folder of accuracy.md, which gets the table and the figure")
     parser.add_argument(
-        "--block", default="study", help="which table of accuracy.md (`whole`: with a figure and results-whole.json)"
+        "--block",
+        default="study",
+        help="which table of accuracy.md; `study` has the figure, others a results-BLOCK.json",
     )
     parser.add_argument("--kept", action="store_true", help="run nothing: the table of the runs that are there")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each arm")
@@ -155,7 +157,8 @@ def main(argv: list[str] | None = None) -> int:
     if options.docs:
         put_into(options.docs / "accuracy.md", options.block, text)
         suffix = "" if options.block == "study" else f"-{options.block}"
-        shutil.copyfile(options.work / "accuracy.svg", options.docs / f"accuracy{suffix}.svg")
+        if not suffix:
+            shutil.copyfile(options.work / "accuracy.svg", options.docs / "accuracy.svg")
         write_json(Path(__file__).with_name(f"results{suffix}.json"), summary)
     return 0
 
