@@ -111,7 +111,7 @@ def test_all_arms_take_the_same_steps_on_the_same_pictures(chosen: Arm, work: Pa
 def test_arms_differ_in_what_feeds_the_network_alone(work: Path) -> None:
     assert len({chosen.name for chosen in ARMS}) == len(ARMS)
     assert [family for family in FAMILIES if not any(chosen.family == family for chosen in ARMS)] == []
-    feeding = {"data", "stages", "crop", "augment", "rrc_scale", "flip", "pad"}
+    feeding = {"data", "stages", "crop", "augment", "rrc_scale", "flip", "pad", "resample", "eval_resize"}
     base = vars(arm(BASE).config(TINY, work, 0))
     for chosen in ARMS:
         config = vars(chosen.config(TINY, work, 0))

@@ -46,7 +46,7 @@ from trainer.evaluation import evaluate
 from trainer.loader import Loader
 from trainer.ranks import Ranks
 
-SIZE, CROP, BATCH = 256, 224, 10
+SIZE, CROP, BATCH = 256, 224, 50
 MEAN, STD = [127 / 255] * 3, [128 / 255] * 3
 """Of TensorFlow's EfficientNet-Lite, where the weights come from (`efficientnet_lite_builder.py`)."""
 
