@@ -230,6 +230,8 @@ def _explain(message: str) -> str:
     """jsonargparse's message as one line, without Python's names of types."""
     text = " ".join(message.split())
     types = get_type_hints(Config)
+    if missing := re.search(r"are required: (\w+)", text):
+        return _dashes(f"--{missing[1]} is required; give it, such as --data STORE, or see --help")
     wrong = re.match(r"Parser key \"(\w+)\":.*? (?:Got|Given) value:(.*)", text)
     if wrong and wrong[1] in types:
         kind = types[wrong[1]]

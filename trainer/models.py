@@ -84,7 +84,7 @@ def _timm_model(name: str, num_classes: int, known: list[str]) -> nn.Module:
     except ImportError:
         names, note = [*OWN, *known], "; timm isn't installed"
     else:
-        names, note = [*OWN, *known, *timm.list_models()], ""
+        names, note = list(dict.fromkeys([*OWN, *known, *timm.list_models()])), ""
         if name in names:
             return timm.create_model(name, num_classes=num_classes)
     close = difflib.get_close_matches(name, names, 3)

@@ -22,6 +22,7 @@ from pipeline.errors import BAD_SAMPLE_REASONS, BadSample, Error, UsageError
 from pipeline.image.decode import decode_into
 from pipeline.store.geometry import Geometry
 from pipeline.store.reader import open_store
+from pipeline.store.split import Split
 from pipeline.text import as_text, one_line, printable
 from trainer.augment import DeviceTransform, device_transform
 from trainer.flags import parse
@@ -118,7 +119,7 @@ def read_squares(predictor: Predictor, paths: Sequence[str], failed: list[str]) 
     """The images of files and of a store's splits, one after the other; those that can't be read go to `failed`."""
     for path in paths:
         if (Path(path) / "zarr.json").is_file():
-            split = open_store(Path(path).parent)[Path(path).name]
+            split = _split(Path(path))
             if split.image_shape != predictor.geometry.image_shape:
                 wanted = predictor.geometry.image_shape
                 raise UsageError(f"{path}: its images are {split.image_shape}, the run's {wanted}; give another split")
@@ -126,12 +127,26 @@ def read_squares(predictor: Predictor, paths: Sequence[str], failed: list[str]) 
                 height, width = split.source_size[slot].tolist()
                 yield Square(as_text(split.key(slot)), split.image(slot), (height, width))
             continue
+        if Path(path).is_dir():
+            raise UsageError(f"{path}: a folder; give image files, such as {path}/*.jpg, or a store's split")
         try:
             yield predictor.square(path, Path(path).read_bytes())
         except OSError as error:
             failed.append(f"{path}: {error.strerror}")
         except BadSample as error:
             failed.append(f"{path}: {BAD_SAMPLE_REASONS[error.reason]} ({error.detail or error.reason})")
+
+
+def _split(path: Path) -> Split:
+    """The split of a store at STORE/NAME.
+
+    Raises:
+        UsageError: it is the store itself.
+    """
+    if path.parent.joinpath("zarr.json").is_file():
+        return open_store(path.parent)[path.name]
+    store = open_store(path)
+    raise UsageError(f"{path}: a store; give one of its splits: {', '.join(f'{path}/{name}' for name in store.splits)}")
 
 
 def batches(squares: Iterator[Square]) -> Iterator[list[Square]]:

@@ -105,13 +105,17 @@ def render_report(store: Store, surveys: list[SplitSurvey], pictures: list[list[
     )
 
 
+def _words(value: Any) -> Any:
+    return ", ".join(f"{name} {part}" for name, part in value.items()) if isinstance(value, dict) else value
+
+
 def _recipe(surveys: list[SplitSurvey]) -> list[tuple[str, list[Any]]]:
     """(field, its value in each split) of recipes and software."""
     attrs = [survey.split.attrs for survey in surveys]
 
     def rows(group: str) -> list[tuple[str, list[Any]]]:
         fields = dict.fromkeys(name for one in attrs for name in one.get(group, {}) if name != "resizer")
-        return [(name, [one.get(group, {}).get(name) for one in attrs]) for name in fields]
+        return [(name, [_words(one.get(group, {}).get(name)) for one in attrs]) for name in fields]
 
     return [
         *((name.replace("_", " ").capitalize(), values) for name, values in rows("recipe")),

@@ -120,6 +120,11 @@ class SplitPlan:
         if earlier is not None:
             difference = first_difference(earlier, identity)
             if difference:
+                if difference.startswith("the source"):
+                    raise Error(
+                        f"{work.path}: an unfinished conversion of other samples: {difference}; put them back (bad "
+                        "ones are left out by --on-error skip), or add --overwrite to start again"
+                    )
                 raise Error(
                     f"{work.path}: an unfinished conversion with other settings: {difference}; rerun the earlier "
                     "command, or add --overwrite to start again"
@@ -204,6 +209,7 @@ def check_same_software(store: Store, splits: Iterable[str], software: Mapping[s
 
 
 _EXPLAINED = {
+    "num_samples": "the source had {old:,} samples, has {new:,} now",
     "keys": "the source has other files now",
     "labels": "the source's files have other labels now",
     "classes": "the source has other classes now",
@@ -225,7 +231,7 @@ def first_difference(
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             return first_difference(old, new, f"{prefix}{name}.", words=words)
         if not prefix and name in _EXPLAINED:
-            return _EXPLAINED[name]
+            return _EXPLAINED[name].format(old=old, new=new)
         return words.format(name=f"{prefix}{name}", old=old, new=new)
     return ""
 

@@ -156,7 +156,8 @@ class Conversion:
         if waiting and self.part is not None:
             say(f"part {self.part.index}/{self.part.count} is done; other parts are still to come", quiet=self.quiet)
             return
-        stop_at_bad(self.workspaces, report.bad, on_error)
+        if staged:  # else the list of bad samples is that of the conversion that finished
+            stop_at_bad(self.workspaces, report.bad, on_error)
         for split, keys in changed.items():
             for key in keys.values():
                 raise Error(f"{split}: {as_text(key)} changed meanwhile; rerun: only changed chunks are redone")

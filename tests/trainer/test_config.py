@@ -57,7 +57,7 @@ def test_config_yaml_round_trip(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        ([], ["data", "required"]),
+        ([], ["--data is required"]),
         (["--data=s", "--globl-batch=3"], ["--globl-batch", "did you mean --global-batch?"]),
         (["--data=s", "--conf=r.yaml"], ["--conf"]),
         (["--data=s", "--lr=fast"], ["--lr fast: must be a number"]),

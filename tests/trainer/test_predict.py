@@ -101,6 +101,8 @@ def test_refusals(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
         ([str(folder / "run"), image, "--top", "0"], "--top 0"),
         ([str(folder / "run"), image, "--weights", str(tmp_path / "no.pt")], "no.pt"),
         ([str(folder / "run"), image, "--data", str(tmp_path / "no.zarr")], "no.zarr"),
+        ([str(folder / "run"), str(folder / "pictures")], "a folder; give image files"),
+        ([str(folder / "run"), str(folder / "own.zarr")], "/val"),
     ):
         assert main(arguments) == 2
         (line,) = capsys.readouterr().err.splitlines()

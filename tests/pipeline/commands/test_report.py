@@ -13,6 +13,7 @@ from pages import Element, image_of, read_page
 from stores import edit_attributes, make_images, make_store
 from zarr.storage import LocalStore
 
+from pipeline import convert
 from pipeline.commands import report
 from pipeline.commands.copy_store import copy_store
 from pipeline.commands.gallery import draw
@@ -481,3 +482,9 @@ def test_every_codec_is_reported_on_without_a_warning(tmp_path: Path) -> None:
     store = make_store(tmp_path / "a.zarr", {"train": (make_images(5), [0, 1, 0, 1, 0])})
     copy_store(store, tmp_path / "b.zarr", codec="max", quiet=True)
     assert write_report(tmp_path / "b.zarr").exists()  # a warning would be an error here
+
+
+def test_how_val_was_drawn_is_on_the_page(tmp_path: Path) -> None:
+    items = [(make_images(1, 4)[0], i % 2) for i in range(40)]
+    convert(items, tmp_path / "x.zarr", size=4, val_fraction=0.25, quiet=True)
+    assert "fraction 0.25" in write_report(tmp_path / "x.zarr").read_text()

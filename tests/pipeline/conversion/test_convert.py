@@ -180,6 +180,21 @@ def test_bad_samples_skipped(source: Path, tmp_path: Path) -> None:
     assert train.key(bad["slot"]) == b"cat/007.jpg"
     pixels = np.stack([train.image(i) for i in train.valid_slots.tolist()]) / 255
     assert train.mean == pytest.approx(pixels.mean((0, 1, 2)), abs=1e-12)
+    listed = (tmp_path / "b.zarr.errors.jsonl").read_text()
+    assert "cat/007.jpg" in listed
+    run(folder, store)  # finished already
+    assert (tmp_path / "b.zarr.errors.jsonl").read_text() == listed
+
+
+def test_a_bad_file_that_was_deleted_is_said(source: Path, tmp_path: Path) -> None:
+    folder, store = tmp_path / "source", tmp_path / "b.zarr"
+    shutil.copytree(source, folder)
+    (folder / "train" / "cat" / "007.jpg").write_bytes(b"")
+    with pytest.raises(BadSamplesError):
+        run(folder, store)
+    (folder / "train" / "cat" / "007.jpg").unlink()
+    with pytest.raises(Error, match="the source had 70 samples, has 69 now; .*--on-error skip"):
+        run(folder, store)
 
 
 @pytest.mark.parametrize(
