@@ -74,8 +74,9 @@ class Predictor:
         """
         if not (run / CONFIG).is_file():
             raise UsageError(f"{run}: no run's folder, it has no {CONFIG}; give the --out of a training")
-        config = parse([f"--config={run / CONFIG}", *([f"--data={data}"] if data else [])])
-        store = open_store(config.store_path(config.eval_size or (config.stages or [config.stage(0)])[-1].size))
+        config = parse([f"--config={run / CONFIG}"])
+        size = config.eval_size or (config.stages or [config.stage(0)])[-1].size
+        store = open_store((data or config.data).replace("{size}", str(size)))
         files = [weights] if weights else [run / "best.pt", run / "last.pt"]
         file = next((file for file in files if file.is_file()), None)
         if file is None:
@@ -120,6 +121,12 @@ def read_squares(predictor: Predictor, paths: Sequence[str], failed: list[str]) 
     for path in paths:
         if (Path(path) / "zarr.json").is_file():
             split = _split(Path(path))
+            fit = open_store(Path(path).parent).geometry["fit"]
+            if fit != predictor.geometry.fit:
+                wanted_fit = predictor.geometry.fit
+                raise UsageError(
+                    f"{path}: made with --fit {fit}, the run's store with {wanted_fit}; give another split"
+                )
             if split.image_shape != predictor.geometry.image_shape:
                 wanted = predictor.geometry.image_shape
                 raise UsageError(f"{path}: its images are {split.image_shape}, the run's {wanted}; give another split")

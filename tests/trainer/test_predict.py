@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 from training_runs import metrics, quadrant_images, run_here
 
@@ -79,6 +80,25 @@ def test_whole_pictures(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     (line,) = predictions(capsys, tmp_path / "run", picture)
     assert len(line["classes"]) == 4
     assert sum(item["probability"] for item in line["classes"]) == pytest.approx(1, abs=1e-4)
+
+
+def test_a_store_that_was_brought_from_a_bucket_and_moved(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(folder / "run", tmp_path / "run")
+    fields = {"data": f"local://{tmp_path}/gone.zarr", "cache": str(tmp_path / "cache"), "order": "windowed"}
+    config = yaml.safe_load((folder / "run" / "config.yaml").read_text())
+    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(config | fields))
+    image = next((folder / "pictures" / "val").rglob("*.png"))
+    for data in (folder / "own.zarr", f"local://{folder}/own.zarr"):
+        for run in (folder / "run", tmp_path / "run"):
+            assert predictions(capsys, run, image, "--data", data) == predictions(capsys, folder / "run", image)
+
+
+def test_a_split_of_another_fit_is_refused(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    convert(folder / "pictures", tmp_path / "whole.zarr", size=20, fit="stretch", n_jobs=1, quiet=True)
+    assert main([str(folder / "run"), str(tmp_path / "whole.zarr" / "val")]) == 2
+    assert "val: made with --fit stretch, the run's store with crop" in capsys.readouterr().err
 
 
 def test_text_is_safe_and_bad_images_are_named(
