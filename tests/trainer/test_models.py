@@ -148,7 +148,9 @@ def test_head_replaced_where_classes_differ(tmp_path: Path) -> None:
 def test_unusable_weights(tmp_path: Path) -> None:
     bad = tmp_path / "bad.pt"
     bad.write_bytes(b"not a checkpoint")
-    for path in (tmp_path / "none.pt", bad, tmp_path):
+    odd = tmp_path / "odd.pt"
+    odd.write_bytes(b"hi\n")  # to a pickle: take what was never kept
+    for path in (tmp_path / "none.pt", bad, odd, tmp_path):
         with pytest.raises(UsageError, match="--weights"):
             read_weights(str(path), "resnet18")
     torch.save({"a": 1}, bad)
