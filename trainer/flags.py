@@ -232,7 +232,7 @@ def _explain(message: str) -> str:
     types = get_type_hints(Config)
     if missing := re.search(r"are required: (\w+)", text):
         return _dashes(f"--{missing[1]} is required; give it, such as --data STORE, or see --help")
-    wrong = re.match(r"Parser key \"(\w+)\":.*? (?:Got|Given) value:(.*)", text)
+    wrong = re.match(r"Parser key \"(\w+)\":.* (?:Got|Given) value:(.*)", text)
     if wrong and wrong[1] in types:
         kind = types[wrong[1]]
         wanted = " or ".join(get_args(kind)) if get_origin(kind) is Literal else KINDS[(*get_args(kind), kind)[0]]

@@ -67,6 +67,7 @@ def test_config_yaml_round_trip(name: str, tmp_path: Path) -> None:
         (["--data=s", "--lr=.nan"], ["--lr nan"]),
         (["--data=s", "--epochs=0"], ["--epochs 0", "above 0"]),
         (["--data=s", "--warmup-epochs=16"], ["--warmup-epochs 16", "below --epochs 16"]),
+        (["--data=s", "--crop=1e2"], ["--crop 1e2: must be a whole number"]),
         (["--data=s", "--crop=wide"], ["--crop wide: must be a whole number"]),
         (["--data=s", "--amp=maybe"], ["--amp maybe: must be true or false"]),
         (["--data=s", "--crop="], ["--crop (empty): must be a whole number"]),
