@@ -99,6 +99,9 @@ def _copy_store(source: Path, target: Path, codec: str, n_jobs: int, quiet: bool
         raise UsageError("--n-jobs can't be 0; give a number of threads, or -1 for one per core")
     if _is_inside(target, source):
         raise UsageError(f"{target}: lies in the store that is copied; choose a DST outside {source}")
+    with contextlib.suppress(OSError):  # such as of a bucket that shows no more than DST
+        if (target.parent / ROOT).exists():
+            raise UsageError(f"{target}: lies in a store, which it would damage; choose a DST outside {target.parent}")
     tally = Tally()
     with _readable(source):
         store = Store(source)

@@ -136,9 +136,13 @@ class RemotePath:
             return cast(bytes, system.cat_file(path, start=start, end=start + length))
 
     def write_bytes(self, data: bytes) -> None:
-        """Put the file there in one piece."""
+        """Put the file there in one piece, and make the folders that it needs where there are such."""
         with self._opened() as (system, path):
-            system.pipe_file(path, data)
+            try:
+                system.pipe_file(path, data)
+            except FileNotFoundError:
+                system.makedirs(path.rpartition("/")[0], exist_ok=True)
+                system.pipe_file(path, data)
 
 
 def is_remote(path: Path | RemotePath) -> bool:

@@ -123,6 +123,11 @@ def test_wrong_use(store: Path, tmp_path: Path) -> None:
         copy_store(store, store)
     with pytest.raises(UsageError, match=r"sub: lies in the store that is copied; choose a DST outside .*a\.zarr"):
         copy_store(store, store / "train" / "sub")
+    make_store(tmp_path / "other.zarr", {"train": (make_images(3), [0, 1, 2])})
+    for inside in (tmp_path / "other.zarr" / "sub.zarr", f"local://{tmp_path}/other.zarr/sub.zarr"):
+        with pytest.raises(UsageError, match=r"sub.zarr: lies in a store, which it would damage; choose a DST outside"):
+            copy_store(store, inside)
+    shutil.rmtree(tmp_path / "other.zarr")
     with pytest.raises(UsageError, match="--n-jobs can't be 0"):
         copy_store(store, tmp_path / "b.zarr", n_jobs=0)
     assert not (store / "train" / "sub.work").exists()

@@ -11,6 +11,7 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
+from folders import same_tree
 from stores import make_images, make_store
 
 from pipeline import open_store
@@ -88,6 +89,11 @@ def test_a_compressed_picture_is_read_alone(
     assert np.array_equal(train.image(9), images[9])
     of_images = sum(size for name, size in reads if "/c." in name)
     assert of_images <= IMAGE_BYTES + 100 + 16 * K + 4
+
+
+def test_folders_are_made_where_there_are_such(store: Path, tmp_path: Path) -> None:
+    copy_store(store, f"local://{tmp_path}/new/b.zarr", quiet=True)
+    assert same_tree(store, tmp_path / "new" / "b.zarr")
 
 
 def test_a_store_at_a_url_is_the_local_one(store: Path, remote: str) -> None:
