@@ -135,6 +135,8 @@ def _open(src: Any, kind: str, options: SourceOptions, forced: bool) -> SourceSe
     if isinstance(src, SourceSet):
         kept = {split: source for split, source in src.splits.items() if options.wants(split)}
         return replace(src, splits=kept, notes=list(src.notes), warnings=list(src.warnings))
+    if kind not in FROM_PYTHON and not isinstance(src, str | os.PathLike):
+        raise UsageError(f"--source {kind}: for paths, not for a {type(src).__name__} in Python; leave it out")
     if kind not in (*FROM_PYTHON, "torchvision"):
         src = Path(os.fspath(src))
         if not src.exists():

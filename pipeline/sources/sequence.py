@@ -145,7 +145,8 @@ def open_sequence(src: Any, options: SourceOptions) -> SourceSet:
     by_split: Mapping[str, Any] = src if isinstance(src, Mapping) else {options.only_split: src}
     for samples in by_split.values():
         if not hasattr(samples, "__len__") or not hasattr(samples, "__getitem__"):
-            raise UsageError(f"the samples are a {type(samples).__name__}, which has no length; pass a list of them")
+            remedy = "load it without streaming" if hasattr(samples, "features") else "pass a list of them"
+            raise UsageError(f"the samples are a {type(samples).__name__}, which has no length; {remedy}")
     parts = {split: Part(split, samples) for split, samples in by_split.items()}
     return assemble("sequence", parts, options)
 

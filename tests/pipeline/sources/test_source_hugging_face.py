@@ -95,8 +95,10 @@ def test_columns_are_asked_for_or_refused(tmp_path: Path) -> None:
         open_source({"val": made(3), "validation": made(3)})
     with pytest.raises(UsageError, match="--source hugging-face"):
         open_source(str(tmp_path), "hugging-face")
+    with pytest.raises(UsageError, match="--source folder: for paths, not for a Dataset in Python; leave it out"):
+        open_source(made(3), "folder")
 
 
 def test_a_stream_says_what_it_lacks() -> None:
-    with pytest.raises(UsageError, match="no length"):
+    with pytest.raises(UsageError, match="an? IterableDataset, which has no length; load it without streaming"):
         open_source(made(3).to_iterable_dataset())
