@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import Literal, get_args, get_type_hints
 
@@ -155,7 +156,7 @@ class Config:
                 raise UsageError(f"--data {self.data}: at a URL; give --cache DIR, a folder on this machine's disk")
             if self.order != "windowed" and not self.eval_only:
                 raise UsageError(f"--order {self.order}: --data at a URL needs --order windowed")
-        elif self.cache is not None:
+        elif self.cache is not None and os.path.abspath(os.path.dirname(self.data)) != os.path.abspath(self.cache):
             raise UsageError(f"--cache {self.cache}: only for --data at a URL, which {self.data} isn't; leave it out")
         check("out", self.out != "", "the path of a folder, or left out")
         for name in ("epochs", "threads", "checkpoint_every", "eval_every", "timeout"):

@@ -14,6 +14,7 @@ from torch import nn
 from pipeline.errors import UsageError
 from pipeline.store.format import UNLABELLED
 from pipeline.store.reader import Split, Store, open_store
+from pipeline.store.remote import is_remote, place
 from pipeline.text import one_line
 from trainer.augment import check_source_sizes, check_stretched, device_transform, is_stretched
 from trainer.batching import Batching
@@ -50,7 +51,9 @@ class TrainingSetup:
         self._crop_flag = "--stages: crop" if config.stages else "--crop"
         last = self.stages[-1]
         crop = config.final_crop
-        self.cache = Cache(config.cache, ranks.local_rank == 0, say) if config.cache else None
+        self.cache = None
+        if config.cache and is_remote(place(config.data)):
+            self.cache = Cache(config.cache, ranks.local_rank == 0, say)
         evaluated = self._open(config.eval_size or last.size)
         same = config.eval_only or config.eval_size in (None, last.size)
         store = evaluated if same else self._open(last.size)  # that one may hold val alone

@@ -47,6 +47,11 @@ class _Part:
     def __init__(self, name: str, samples: Any, options: SourceOptions) -> None:
         import pyarrow.compute as pc
 
+        if samples.format["type"] == "custom":
+            raise UsageError(
+                f"{name}: has a transform, which conversion from Arrow would pass over; pass "
+                "dataset.with_format(None), or the transformed items as (image, label)"
+            )
         self.name = name
         self.columns = find_columns(samples.features.arrow_schema, name, options)
         self.rows = samples.with_format("arrow")

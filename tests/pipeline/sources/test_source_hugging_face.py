@@ -48,6 +48,12 @@ def test_squares_labels_and_names_are_those_of_the_files(tmp_path: Path) -> None
             assert np.array_equal(part.image(i), expected.image(i))
 
 
+def test_a_transform_is_not_passed_over_in_silence() -> None:
+    with pytest.raises(UsageError, match="train: has a transform"):
+        open_source(made(3).with_transform(lambda batch: batch))
+    assert len(open_source(made(3).with_format("numpy")).splits["train"]) == 3
+
+
 def test_a_selection_from_files_on_disk(tmp_path: Path) -> None:
     """Its rows are asked for in the selection's order, by workers that open the Arrow files themselves."""
     made(40).save_to_disk(str(tmp_path / "saved"))

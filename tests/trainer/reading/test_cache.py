@@ -312,6 +312,9 @@ def test_a_run_of_the_trainer(remote: str, store: Path, tmp_path: Path, capsys: 
         assert [one[key] for key in ("train_loss", "val_loss", "val_top1")] == [
             two[key] for key in ("train_loss", "val_loss", "val_top1")
         ]
+    cached = tmp_path / "cache" / RemotePath(remote).name  # as the run says; --cache may stand in its config
+    assert run_here(data=cached, cache=tmp_path / "cache", out=tmp_path / "three", **common) == 0
+    assert metrics(tmp_path / "three")[-1]["train_loss"] == metrics(tmp_path / "two")[-1]["train_loss"]
     weights = tmp_path / "one" / "best.pt"
     fields = {"weights": weights, "crop": 6}
     capsys.readouterr()
