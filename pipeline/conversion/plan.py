@@ -98,9 +98,9 @@ class SplitPlan:
         """What must be equal for a rerun to go on with the finished chunks."""
         return {
             "format_version": FORMAT_VERSION,
-            "num_samples": self.num_samples,
             "geometry": geometry.to_json(),
             "recipe": self.recipe,
+            "num_samples": self.num_samples,
             "classes": _digest("\0".join(class_ids).encode("utf-8", "surrogateescape")),
             "keys": _digest(self.keys, self.key_offsets),
             "labels": _digest(self.labels),
@@ -118,7 +118,7 @@ class SplitPlan:
         except ValueError:
             raise Error(f"{work.plan}: unreadable; rerun with --overwrite to start again") from None
         if earlier is not None:
-            difference = first_difference(earlier, identity)
+            difference = _what_differs(earlier, identity)
             if difference:
                 if difference.startswith("the source"):
                     raise Error(
@@ -171,20 +171,20 @@ def check_finished(split: Split, plan: SplitPlan, geometry: Geometry) -> None:
     good = np.asarray(split.labels) != BAD_LABEL
     same_length = split.num_samples == plan.num_samples
     stored = {
-        "num_samples": split.num_samples,
         "geometry": geometry.to_json() if split.image_shape == geometry.image_shape else {"size": split.image_shape[0]},
         "recipe": split.attrs["recipe"],
+        "num_samples": split.num_samples,
         "keys": split.attrs["sha256"]["keys"],
         "labels": _digest(split.labels[good]),
     }
     wanted = {
-        "num_samples": plan.num_samples,
         "geometry": geometry.to_json(),
         "recipe": plan.recipe,
+        "num_samples": plan.num_samples,
         "keys": _digest(plan.keys),
         "labels": _digest(plan.labels[good]) if same_length else "",
     }
-    difference = first_difference(stored, wanted)
+    difference = _what_differs(stored, wanted)
     if difference:
         raise Error(f"{split.path}: finished with other settings: {difference}; use another DST, or --overwrite")
 
@@ -214,6 +214,14 @@ _EXPLAINED = {
     "labels": "the source's files have other labels now",
     "classes": "the source has other classes now",
 }
+
+
+def _what_differs(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """The first difference; another number of samples rather than another chunk size, which follows from it."""
+    difference = first_difference(earlier, now)
+    if "chunk_images" in difference and earlier.get("num_samples") != now["num_samples"]:
+        return first_difference({"num_samples": earlier.get("num_samples")}, {"num_samples": now["num_samples"]})
+    return difference
 
 
 def first_difference(

@@ -94,8 +94,8 @@ WITHOUT_EFFECT = {
 }
 """Fields that change no figure: compared with the same reference. On several ranks test_setup looks at sync_bn."""
 
-NO_RUN_OF_ITS_OWN = {"resume", "eval_only"}
-"""test_training compares runs with these fields with runs without."""
+NO_RUN_OF_ITS_OWN = {"resume", "eval_only", "cache"}
+"""test_training and test_cache compare runs with these fields with runs without."""
 
 RECIPES = {
     "resnet": {**RESNET, "augment": "rrc", "rrc_scale": 0.35, "blurpool": True, "schedule": "linear",

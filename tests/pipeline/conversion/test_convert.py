@@ -195,6 +195,10 @@ def test_a_bad_file_that_was_deleted_is_said(source: Path, tmp_path: Path) -> No
     (folder / "train" / "cat" / "007.jpg").unlink()
     with pytest.raises(Error, match="the source had 70 samples, has 69 now; .*--on-error skip"):
         run(folder, store)
+    for path in list((folder / "train" / "cat").iterdir())[:20]:  # smaller chunks, too
+        path.unlink()
+    with pytest.raises(Error, match="the source had 70 samples, has 49 now"):
+        run(folder, store)
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def test_a_store_records_it_and_is_verified(tmp_path: Path, below: str) -> None:
     for split in store.splits:
         assert store[split].attrs["recipe"]["val_split"] == {"fraction": 0.3, "per_class": 0, "seed": 0}
     assert verify(store.path, against=source, quiet=True)["ok"]
-    with pytest.raises(Error, match="num_samples"):
+    with pytest.raises(Error, match="recipe.val_split.fraction was 0.3, is 0.4 now"):
         convert(source, tmp_path / "a.zarr", size=8, val_fraction=0.4, quiet=True)
     convert(source, tmp_path / "plain.zarr", size=8, quiet=True)
     assert "val_split" not in open_store(tmp_path / "plain.zarr")["train"].attrs["recipe"]
