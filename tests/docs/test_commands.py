@@ -76,6 +76,9 @@ STAGES = "[{epoch: 0, size: 160, crop: 16}, {epoch: 1, size: 192, crop: 16}, {ep
 """Flags that follow a training command's own."""
 
 
+LANGUAGES = (None, "", "bash", "console", "html", "py", "python", "text", "yaml")
+
+
 def sections() -> dict[str, list[str]]:
     """`PAGE: HEADING` -> the commands of its bash blocks, without comments."""
     found: dict[str, list[str]] = {}
@@ -84,7 +87,7 @@ def sections() -> dict[str, list[str]]:
         for line in document.read_text().replace("\\\n ", "").splitlines():
             if line.strip().startswith("```"):
                 language = line.strip(" `") if language is None else None
-                assert language in (None, "", "bash", "console", "py", "python", "text", "yaml"), f"{document}: {line}"
+                assert language in LANGUAGES, f"{document}: {line}"
             elif language is None and line.startswith("#"):
                 heading = f"{document.relative_to(ROOT)}: {line.strip('# ')}"
             elif language == "bash" and (command := re.sub(r"(^|\s+)# .*", "", line).strip()):
