@@ -33,6 +33,20 @@ from trainer.flags import parse as parse_training
 ELSEWHERE = {
     "make setup": "CI's first step: it has made the environment that these tests run in",
     "make demo": "a step of CI",
+    "npx http-server data --cors -p 8000": "tests/docs/test_browser.py reads through a server of its own",
+    **dict.fromkeys(
+        (
+            "python -m pipeline copy data/imagenet-256.zarr s3://bucket/imagenet-256.zarr",
+            "python -m pipeline copy s3://bucket/imagenet-256.zarr data/imagenet-256.zarr",
+            "python -m pipeline copy data/imagenet-256.zarr /archive/imagenet-256.zarr --codec max",
+            "python -m pipeline info   s3://bucket/imagenet-256.zarr",
+            "python -m pipeline report s3://bucket/imagenet-256.zarr",
+            "python -m pipeline verify s3://bucket/imagenet-256.zarr --sample 10",
+        ),
+        "tests/pipeline/commands and tests/pipeline/store, with fsspec's memory and a server that speaks S3",
+    ),
+    "torchrun --nproc-per-node=8 trainer/main.py --config resnet50 --data s3://bucket/imagenet-256.zarr --cache "
+    "/nvme/cache --order windowed --out runs/first": "tests/trainer/reading/test_cache.py",
 }
 """Commands that no scenario runs, and who does."""
 
