@@ -36,6 +36,9 @@ MIN_MAPPED_BYTES = 65_536
 MAX_MAPPED_ARRAYS = 64
 """Which of a source's arrays are mapped rather than copied: each map takes a file descriptor in every worker."""
 
+READ_AHEAD = 16
+"""So many samples ahead the system is asked to read, so that a disk works while images are decoded."""
+
 
 @dataclass(frozen=True)
 class ChunkTask:
@@ -161,8 +164,13 @@ def _convert_chunk(task: ChunkTask, chunk: int) -> ChunkResult:
             )
             for work, geometry in zip(works, task.geometries, strict=True)
         ]
+        ask = getattr(source, "read_ahead", lambda i: None)
+        for index in indices[:READ_AHEAD].tolist():
+            ask(index)
         for position, index in enumerate(indices):
             task.check_alive()
+            for index_ahead in indices[position + READ_AHEAD : position + READ_AHEAD + 1].tolist():
+                ask(index_ahead)
             places = [file.next_slot() for file in files]
             slot = first + position
             if task.note:

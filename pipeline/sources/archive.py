@@ -18,7 +18,7 @@ from pipeline.errors import BadSample, Error, UsageError
 from pipeline.sources import names
 from pipeline.sources.base import Indexed
 from pipeline.sources.byte_strings import ByteStrings, ByteStringsBuilder, first_duplicate, path_order
-from pipeline.sources.files import MAX_FILE_BYTES, bad_sample, file_stamps, open_regular, opened
+from pipeline.sources.files import MAX_FILE_BYTES, ask_ahead, bad_sample, file_stamps, open_regular, opened
 from pipeline.sources.ignored import Ignored
 from pipeline.sources.labels import LabelColumn
 from pipeline.sources.tar_headers import members, pread
@@ -183,6 +183,12 @@ class ArchiveSource(Indexed):
         if len(data) < size:
             raise Error(f"{self.archives[archive]}: shorter than when it was indexed; put it back and rerun")
         return data
+
+    def read_ahead(self, i: int) -> None:
+        """Of an archive that a first sample was read from."""
+        fd = self._fds.get(int(self.archive[i]))
+        if fd is not None and self.offset[i] >= 0:
+            ask_ahead(fd, int(self.offset[i]), int(self.size[i]))
 
     def change_stamps(self, indices: np.ndarray) -> np.ndarray:
         """int64 (len(indices), 2): the sample's size and its archive's modification time in ns."""

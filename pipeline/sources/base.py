@@ -21,6 +21,8 @@ class Source(Protocol):
 
     A source that must read several samples at once (parquet's row groups) may have one attribute more: `blocks`, int64
     (B+1,), the first sample of each such block, and N. The shuffle of a train split then keeps blocks close together.
+    A source that knows where its samples lie on a disk may have a method `read_ahead(i)`, which asks the system to
+    begin reading sample i, doesn't wait for it, and never raises.
     """
 
     labels: np.ndarray

@@ -67,6 +67,20 @@ def opened(path: str) -> Iterator[int]:
         os.close(fd)
 
 
+def ask_ahead(fd: int, offset: int = 0, length: int = 0) -> None:
+    """Let the system begin to read so many bytes of a file (0: all), where it can be asked."""
+    if hasattr(os, "posix_fadvise"):
+        with suppress(OSError):
+            os.posix_fadvise(fd, offset, length, os.POSIX_FADV_WILLNEED)
+
+
+def ask_ahead_file(path: bytes) -> None:
+    with suppress(OSError):
+        fd = open_regular(path)
+        ask_ahead(fd)
+        os.close(fd)
+
+
 def bad_sample(error: OSError, path: bytes) -> BadSample:
     """The outcome of a sample whose file gave this error; faults of the machine (descriptors, memory) are raised."""
     if error.errno in _MACHINE:
@@ -130,6 +144,9 @@ class FileSource(Indexed):
 
     def read(self, i: int) -> bytes:
         return read_file(self.path(i))
+
+    def read_ahead(self, i: int) -> None:
+        ask_ahead_file(self.path(i))
 
     def change_stamps(self, indices: np.ndarray) -> np.ndarray:
         """int64 (len(indices), 2): size and modification time in ns of each file."""

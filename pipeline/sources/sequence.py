@@ -21,7 +21,7 @@ import numpy as np
 from pipeline.errors import BadSample, UsageError
 from pipeline.sources.base import Indexed, Source, SourceOptions, SourceSet
 from pipeline.sources.byte_strings import ByteStrings, ByteStringsBuilder, first_duplicate
-from pipeline.sources.files import bad_sample, file_stamps, read_file
+from pipeline.sources.files import ask_ahead_file, bad_sample, file_stamps, read_file
 from pipeline.sources.labels import LabelColumn, assemble
 from pipeline.text import as_text, one_line, printable
 
@@ -54,6 +54,10 @@ class PackedSource(Indexed):
             raise BadSample(reason, detail)
         height, width, channels, dtype = self.shape[i].tolist()
         return np.frombuffer(data, _DTYPES[dtype]).reshape((height, width, channels) if channels else (height, width))
+
+    def read_ahead(self, i: int) -> None:
+        if self.kind[i] == PATH:
+            ask_ahead_file(self.payload[i])
 
     def change_stamps(self, indices: np.ndarray) -> np.ndarray:
         """int64 (len(indices), 2): a file's size and time; of other samples the size and CRC-32 of their bytes."""

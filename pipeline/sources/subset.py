@@ -49,6 +49,11 @@ class Subset:
     def read(self, i: int) -> bytes | np.ndarray:
         return self.source.read(int(self.indices[i]))
 
+    def read_ahead(self, i: int) -> None:
+        ask = getattr(self.source, "read_ahead", None)
+        if ask is not None:
+            ask(int(self.indices[i]))
+
     def change_stamps(self, indices: np.ndarray) -> np.ndarray:
         return self.source.change_stamps(self.indices[indices])
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-BENCHMARKS = ("decode", "conversion", "source_reading", "loading", "pages", "dataset_report")
+BENCHMARKS = ("decode", "conversion", "source_reading", "cold_source", "loading", "pages", "dataset_report")
 
 
 def main() -> int:

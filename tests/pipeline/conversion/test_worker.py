@@ -13,6 +13,8 @@ import pytest
 from pipeline.conversion import worker
 from pipeline.conversion.worker import load_inputs, save_inputs
 from pipeline.errors import UsageError
+from pipeline.image.decode import DecodeOptions
+from pipeline.store.geometry import Geometry
 
 
 def through_file(path: Path, source: Any, order: np.ndarray) -> tuple[Any, np.ndarray]:
@@ -57,3 +59,44 @@ def test_what_cannot_be_sent_is_one_line(tmp_path: Path) -> None:
         save_inputs(tmp_path / "a", [threading.Lock()], np.arange(2), "run")
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
+
+
+class Asked:
+    """A source that notes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.labels, self.asked = np.zeros(40, np.int32), list[tuple[str, int]]()
+
+    def __len__(self) -> int:
+        return 40
+
+    def keys(self) -> tuple[np.ndarray, np.ndarray]:
+        return np.frombuffer(b"".join(map(self.key, range(40))), np.uint8), np.arange(41) * 2
+
+    def key(self, i: int) -> bytes:
+        return b"%02d" % i
+
+    def read(self, i: int) -> np.ndarray:
+        self.asked.append(("read", i))
+        return np.full((4, 4, 3), i, np.uint8)
+
+    def read_ahead(self, i: int) -> None:
+        self.asked.append(("ahead", i))
+
+    def change_stamps(self, indices: np.ndarray) -> np.ndarray:
+        return np.zeros((len(indices), 2), np.int64)
+
+
+def test_samples_are_asked_for_ahead_once_and_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, order = Asked(), np.random.default_rng(0).permutation(40)
+    monkeypatch.setattr(worker, "load_inputs", lambda path: (source, order))
+    (tmp_path / "split" / "images").mkdir(parents=True)
+    (tmp_path / "receipts").mkdir()
+    task = worker.ChunkTask(
+        "run", (), "", (str(tmp_path),), (Geometry(size=4),), DecodeOptions(), 40, worker.software_versions(), None
+    )
+    worker.convert_chunk(task, 0)
+    assert [i for what, i in source.asked if what == "ahead"] == order.tolist()
+    for place, i in enumerate(order.tolist()):
+        before = source.asked[: source.asked.index(("read", i))]
+        assert len([what for what, _ in before if what == "ahead"]) == min(40, place + 1 + worker.READ_AHEAD)
