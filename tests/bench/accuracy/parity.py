@@ -197,24 +197,44 @@ def table(rows: list[dict[str, Any]], machine: dict[str, Any], seconds: float) -
     return "\n".join([*lines, "", note, ""])
 
 
-def main() -> int:
-    """The command line; returns the exit code: 1 where a difference is above the tolerance."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def run(
+    description: str,
+    name: str,
+    marker: str,
+    measure: Callable[[nn.Module, Path, Path], list[dict[str, Any]]],
+    table: Callable[[list[dict[str, Any]], dict[str, Any], float], str],
+) -> list[dict[str, Any]]:
+    """A benchmark's command line: measure, print the table, and put it where the options say; the rows.
+
+    Args:
+        description: the module's docstring, whose first line the help shows.
+        name: of the benchmark in `--json`.
+        marker: of the table's place in accuracy.md.
+        measure: rows from network, images and a scratch folder.
+        table: Markdown from rows, machine and seconds.
+    """
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--images", type=Path, required=True, help="tar or folder of <WordNet id>/<picture>")
     parser.add_argument("--docs", type=Path, help="folder of accuracy.md, which gets the table")
     parser.add_argument("--json", type=Path, help="write the figures to this file, too")
     options = parser.parse_args()
     began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        rows = measure(pretrained(), options.images, Path(folder))
+    machine, seconds = describe(), time.perf_counter() - began
+    text = table(rows, machine, seconds)
+    sys.stdout.write(text)
+    if options.docs:
+        put_into(options.docs / "accuracy.md", marker, text)
+    if options.json:
+        write_json(options.json, {"bench": name, "machine": machine, "seconds": seconds, "rows": rows})
+    return rows
+
+
+def main() -> int:
+    """The command line; returns the exit code: 1 where a difference is above the tolerance."""
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            rows = measure(pretrained(), options.images, Path(folder))
-        machine, seconds = describe(), time.perf_counter() - began
-        text = table(rows, machine, seconds)
-        sys.stdout.write(text)
-        if options.docs:
-            put_into(options.docs / "accuracy.md", "parity", text)
-        if options.json:
-            write_json(options.json, {"bench": "accuracy parity", "machine": machine, "seconds": seconds, "rows": rows})
+        rows = run(__doc__ or "", "accuracy parity", "parity", measure, table)
     except Error as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code

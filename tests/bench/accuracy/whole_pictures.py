@@ -9,10 +9,7 @@ squares were cut lie within its square, so they have a row of their own from the
 
 from __future__ import annotations
 
-import argparse
 import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,10 +21,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as tv
 
 from pipeline.errors import Error
-from pipeline.store.atomic import write_json
-from tests.bench.accuracy.parity import BATCH, CROP, SIZE, Pictures, ask, pretrained
-from tests.bench.accuracy.summary import put_into
-from trainer.bench.machine import describe
+from tests.bench.accuracy.parity import BATCH, CROP, SIZE, Pictures, ask, run
 from trainer.dataset import RankPartitionedDataset
 from trainer.resample import FILTERS, Boxes, centre_boxes, resized_crop, resized_crop_boxes, unstretched_crop
 
@@ -147,22 +141,8 @@ def table(rows: list[dict[str, Any]], machine: dict[str, Any], seconds: float) -
 
 def main() -> int:
     """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--images", type=Path, required=True, help="tar or folder of <WordNet id>/<picture>")
-    parser.add_argument("--docs", type=Path, help="folder of accuracy.md, which gets the table")
-    parser.add_argument("--json", type=Path, help="write the figures to this file, too")
-    options = parser.parse_args()
-    began = time.perf_counter()
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            rows = measure(pretrained(), options.images, Path(folder))
-        machine, seconds = describe(), time.perf_counter() - began
-        text = table(rows, machine, seconds)
-        sys.stdout.write(text)
-        if options.docs:
-            put_into(options.docs / "accuracy.md", "views", text)
-        if options.json:
-            write_json(options.json, {"bench": "whole pictures", "machine": machine, "seconds": seconds, "rows": rows})
+        run(__doc__ or "", "whole pictures", "views", measure, table)
     except Error as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
