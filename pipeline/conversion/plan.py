@@ -217,11 +217,14 @@ _EXPLAINED = {
 
 
 def _what_differs(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """The first difference; another number of samples rather than another chunk size, which follows from it."""
-    difference = first_difference(earlier, now)
-    if "chunk_images" in difference and earlier.get("num_samples") != now["num_samples"]:
-        return first_difference({"num_samples": earlier.get("num_samples")}, {"num_samples": now["num_samples"]})
-    return difference
+    """The first difference; that of the chunk size last, as it may follow from another number of samples."""
+
+    def chunk_size_last(identity: Mapping[str, Any]) -> dict[str, Any]:
+        recipe = dict(identity.get("recipe", {}))
+        chunk_images = recipe.pop("chunk_images", None)
+        return {**identity, "recipe": recipe, "recipe.chunk_images": chunk_images}
+
+    return first_difference(chunk_size_last(earlier), chunk_size_last(now))
 
 
 def first_difference(
