@@ -61,7 +61,7 @@ class _Parser(ArgumentParser):
             if item.name in GROUPS:
                 lines += ["", f"{GROUPS[item.name]}:"]
             default = item.default if item.default_factory is MISSING else []
-            shown = "" if default in (MISSING, None, False, []) else f" (default: {_shown(default)})"
+            shown = "" if default in (MISSING, None, False, []) else f" (default: {default})"
             lines += _paragraph(f"--{item.name}{_choices(item.name)}", helps[item.name] + shown)
         lines += ["", "files and help:"]
         for name, value in (("config", " FILE|NAME"), ("version", ""), ("help", "")):
@@ -87,10 +87,6 @@ def _choices(name: str) -> str:
     if get_origin(kind) is Literal:
         return " " + "|".join(kinds)
     return " " + (PLACEHOLDERS.get(name) or {int: "N", float: "X", str: "NAME"}.get(kinds[0], "LIST"))
-
-
-def _shown(default: object) -> str:
-    return str(default).lower() if isinstance(default, bool) else str(default)
 
 
 def _dashes(text: str) -> str:
