@@ -119,3 +119,10 @@ def as_format_1(path: Path) -> Path:
             data = file.parent / f"c.{number}.0.0.0"
             data.write_bytes(data.read_bytes()[: math.prod(chunk)])
     return path
+
+
+def three_class_store(path: Path, images: np.ndarray, chunk_images: int) -> Path:
+    """A store of three classes whose val is the first three images of train, where slot 4 is bad."""
+    labels = [i % 3 for i in range(len(images))]
+    splits = {"train": (images, labels), "val": (images[:3], labels[:3])}
+    return make_store(path, splits, bad={"train": [4]}, chunk_images=chunk_images)

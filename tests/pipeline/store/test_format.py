@@ -14,7 +14,7 @@ import pytest
 import zarr
 from folders import same_tree
 from range_server import serving
-from stores import as_format_1, edit_attributes, make_images, make_store
+from stores import as_format_1, edit_attributes, make_images, make_store, three_class_store
 from zarr.storage import LocalStore, WrapperStore
 
 from pipeline.commands.chunk_codec import codec_arguments
@@ -41,8 +41,7 @@ def images() -> np.ndarray:
 
 @pytest.fixture
 def store(tmp_path: Path, images: np.ndarray) -> Path:
-    splits = {"train": (images, [i % 3 for i in range(NUM)]), "val": (images[:3], [0, 1, 2])}
-    return make_store(tmp_path / "a.zarr", splits, bad={"train": [4]}, chunk_images=K)
+    return three_class_store(tmp_path / "a.zarr", images, K)
 
 
 def flip(path: Path, position: int) -> None:

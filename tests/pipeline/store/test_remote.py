@@ -12,7 +12,7 @@ import fsspec
 import numpy as np
 import pytest
 from folders import same_tree
-from stores import make_images, make_store
+from stores import make_images, three_class_store
 
 from pipeline import open_store
 from pipeline.cli import main
@@ -37,8 +37,7 @@ def images() -> np.ndarray:
 
 @pytest.fixture
 def store(tmp_path: Path, images: np.ndarray) -> Path:
-    splits = {"train": (images, [i % 3 for i in range(NUM)]), "val": (images[:3], [0, 1, 2])}
-    return make_store(tmp_path / "a.zarr", splits, bad={"train": [4]}, chunk_images=K)
+    return three_class_store(tmp_path / "a.zarr", images, K)
 
 
 def put(store: Path, url: str) -> str:
