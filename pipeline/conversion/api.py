@@ -21,6 +21,7 @@ from pipeline.errors import Error, UsageError
 from pipeline.image.resize import software_versions
 from pipeline.progress import say
 from pipeline.sources import KINDS, open_source
+from pipeline.sources.archive_index import KeptIndex
 from pipeline.sources.ignored import describe as describe_ignored
 
 
@@ -47,11 +48,12 @@ def convert(src: Any, dst: str | os.PathLike[str], **options: Any) -> Report:
     quiet, geometries = chosen.quiet, chosen.geometries
     workspaces = [Workspace(path) for path in store_paths(dst, chosen.sizes)]
     _check_apart(src, workspaces)
+    index = KeptIndex(workspaces[0].path)
     found = open_source(
         src, chosen.source, splits=chosen.splits, class_order=chosen.class_order, classes=chosen.classes,
         val_split=chosen.val_split, limit_per_class=chosen.limit_per_class, check_md5=chosen.check_md5,
         download=chosen.download, label_column=chosen.label_column, image_column=chosen.image_column,
-        unlabelled=chosen.unlabelled,
+        unlabelled=chosen.unlabelled, index=index,
     )  # fmt: skip
     for name in found.splits:
         check_split_name(name)
@@ -79,7 +81,7 @@ def convert(src: Any, dst: str | os.PathLike[str], **options: Any) -> Report:
     class_names = found.class_names or found.class_ids
     job = Conversion(
         plans, list(zip(workspaces, geometries, strict=True)), found.class_ids, class_names, chosen.decode,
-        chosen.chosen_part, quiet, chosen.verbose,
+        chosen.chosen_part, quiet, chosen.verbose, index,
     )  # fmt: skip
     stores = [workspace.dst for workspace in workspaces]
     describe(found, plans, geometries, stores, quiet=quiet)

@@ -21,7 +21,8 @@ from pipeline.conversion.worker import ChunkResult, ChunkTask, load_inputs, save
 from pipeline.errors import BAD_SAMPLE_REASONS, Error
 from pipeline.image.decode import DecodeOptions
 from pipeline.progress import Progress, say
-from pipeline.store.atomic import write_json
+from pipeline.sources.archive_index import KeptIndex
+from pipeline.store.atomic import remove_temps, write_json
 from pipeline.store.geometry import Geometry
 from pipeline.store.writer import root_attributes
 from pipeline.text import as_text, counted
@@ -39,6 +40,7 @@ class Conversion:
     part: Part | None
     quiet: bool
     verbose: bool = False
+    index: KeptIndex | None = None
 
     @property
     def workspaces(self) -> list[Workspace]:
@@ -90,7 +92,10 @@ class Conversion:
                 report.committed.append(plan.split)
                 say(f"{plan.split}: finished already", quiet=self.quiet)
         for workspace in self.workspaces:
+            remove_temps(workspace.path, workspace.live())
             write_json(workspace.classes, {"ids": self.class_ids, "names": self.class_names}, temp_id=run_name)
+        if self.index and jobs:
+            self.index.save(run_name)
         return jobs
 
     def _convert(self, job: SplitJob, live: Liveness, backend: str, n_jobs: int, report: Report) -> None:

@@ -5,6 +5,7 @@ part-I-of-N.lock         flock of one part
 commit.lock              flock of whoever commits
 runs/<run name>          exists while the run lives; workers look for it before each image and rename
 classes.json             class ids and names
+.index-NAME.npz          which files lie in archives of the source
 .copy/                   the future store that `copy` makes
 <split>/plan.json        what identifies the conversion
 <split>/samples.npz      keys, labels and order, by slot

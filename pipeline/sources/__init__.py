@@ -15,6 +15,7 @@ import numpy as np
 
 from pipeline.errors import UsageError
 from pipeline.sources import names, subset
+from pipeline.sources.archive_index import KeptIndex
 from pipeline.sources.base import Source, SourceOptions, SourceSet
 from pipeline.sources.detect import detect_kind
 from pipeline.sources.folder import open_folder
@@ -74,6 +75,7 @@ def open_source(
     label_column: str | None = None,
     image_column: str | None = None,
     unlabelled: bool = False,
+    index: KeptIndex | None = None,
 ) -> SourceSet:
     """Look at SRC, index it, and apply the subset options.
 
@@ -93,6 +95,7 @@ def open_source(
         label_column: where the labels are: a column of a table, or of a WebDataset a file's extension or a JSON field.
         image_column: the column of a table that holds the images or their paths.
         unlabelled: take images as unlabelled although labels may lie beside them.
+        index: what earlier runs found in archives, for speed.
 
     Raises:
         UsageError: one line that says what is wrong with SRC or the options.
@@ -110,7 +113,7 @@ def open_source(
         if column is not None and name not in known:
             raise UsageError(f"--{name}-column {column}: a {kind} source has no columns; leave it out")
     asked = tuple(names.split_of_folder(os.fsencode(split)) or split for split in splits or ())
-    options = SourceOptions(asked, check_md5, download, label_column, image_column)
+    options = SourceOptions(asked, check_md5, download, label_column, image_column, index)
     found = _open(src, kind, options, forced)
     missing = [split for split in asked if split not in found.splits]
     if missing:

@@ -37,17 +37,20 @@ class Table:
         archive: int32 (N,), the archive that each lies in.
         offset: int64 (N,), its first byte there, or -1 for a link that leads nowhere.
         size: int64 (N,), its bytes.
+        contents: of small files that are no images, such as labels, what is in them; else empty.
     """
 
     names: ByteStrings
     archive: np.ndarray
     offset: np.ndarray
     size: np.ndarray
+    contents: ByteStrings
 
     def take(self, indices: np.ndarray, names: ByteStrings | None = None) -> Table:
-        """The files at `indices`, int64 (M,), under their names or others."""
+        """The files at `indices`, int64 (M,), under their names or others, without contents."""
         names = self.names.take(indices) if names is None else names
-        return Table(names, self.archive[indices], self.offset[indices], self.size[indices])
+        nothing = ByteStrings(np.empty(0, np.uint8), np.zeros(len(indices) + 1, np.int64))
+        return Table(names, self.archive[indices], self.offset[indices], self.size[indices], nothing)
 
     def images(self, ignored: Ignored) -> np.ndarray:
         """int64: the rows that are image candidates; the rest is counted."""
@@ -78,7 +81,7 @@ class TableBuilder:
     """
 
     def __init__(self) -> None:
-        self._names = ByteStringsBuilder()
+        self._names, self._contents = ByteStringsBuilder(), ByteStringsBuilder()
         self._archive, self._offset, self._size = array("i"), array("q"), array("q")
         self._links: list[tuple[int, bytes]] = []
         self.folders: list[tuple[int, bytes]] = []
@@ -108,10 +111,12 @@ class TableBuilder:
                 self._archive.append(archive)
                 self._offset.append(offset)
                 self._size.append(member.size if offset >= 0 else 0)
+                self._contents.append(b"" if names.is_image(name) else member.content)
 
     def build(self) -> Table:
         """The table; the builder can't be appended to afterwards."""
-        table = Table(self._names.build(), np.array(self._archive), np.array(self._offset), np.array(self._size))
+        archive, offset, size = (np.array(column) for column in (self._archive, self._offset, self._size))
+        table = Table(self._names.build(), archive, offset, size, self._contents.build())
         wanted = {(int(table.archive[i]), target) for i, target in self._links}
         place = {}
         for i, name in enumerate(table.names if wanted else ()):
@@ -123,17 +128,6 @@ class TableBuilder:
                 if to is not None:
                     table.offset[i], table.size[i] = table.offset[to], table.size[to]
         return table
-
-
-Index = tuple[Table, list[tuple[int, bytes]]]
-
-
-def index_archives(archives: Sequence[str]) -> Index:
-    """All files in the archives, and their folders as `TableBuilder` has them."""
-    builder = TableBuilder()
-    for number, path in enumerate(archives):
-        builder.add_archive(path, number)
-    return builder.build(), builder.folders
 
 
 @dataclass(eq=False)

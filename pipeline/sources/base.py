@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from pipeline.sources.byte_strings import ByteStrings
+
+if TYPE_CHECKING:
+    from pipeline.sources.archive_index import KeptIndex
 
 
 class Source(Protocol):
@@ -93,6 +96,8 @@ class SourceOptions:
     download: bool = False
     label_column: str | None = None
     image_column: str | None = None
+    index: KeptIndex | None = None
+    """What earlier runs found in archives; None: they are scanned."""
 
     def wants(self, split: str) -> bool:
         return not self.splits or split in self.splits

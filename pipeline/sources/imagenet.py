@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.errors import UsageError
-from pipeline.sources.archive import ArchivePart, TableBuilder, index_archives
+from pipeline.sources.archive import ArchivePart, TableBuilder
+from pipeline.sources.archive_index import KeptIndex, index_archives
 from pipeline.sources.base import SourceOptions, SourceSet
 from pipeline.sources.byte_strings import ByteStrings
 from pipeline.sources.devkit import NAME, Devkit, find_devkit, is_official_val, read_devkit
@@ -102,11 +103,11 @@ def open_imagenet(src: Path, options: SourceOptions) -> SourceSet:
         if devkit_path is not None and devkit_path.is_file():
             _check_md5(devkit_path, MD5[NAME])
     devkit = read_devkit(devkit_path) if devkit_path is not None and devkit_path.name.startswith(NAME) else None
-    class_ids = _train(found, TRAIN in wanted, ignored)
+    class_ids = _train(found, TRAIN in wanted, ignored, options.index)
     if VAL in wanted:
-        _val(found, devkit, devkit_path, ignored)
+        _val(found, devkit, devkit_path, ignored, options.index)
     if TEST in wanted:
-        _test(found, ignored)
+        _test(found, ignored, options.index)
     if not class_ids and devkit:
         class_ids = sorted(devkit.words)
     made = assemble("imagenet", found.parts, options, class_ids=class_ids or (), ignored=ignored, notes=found.notes)
@@ -148,7 +149,7 @@ def _holds_class_tars(folder: Path) -> bool:
     return folder.is_dir() and any(_CLASS_TAR.fullmatch(os.fsencode(name)) for name in os.listdir(folder))
 
 
-def _train(found: _Found, wanted: bool, ignored: Ignored) -> list[str] | None:
+def _train(found: _Found, wanted: bool, ignored: Ignored, kept: KeptIndex | None) -> list[str] | None:
     """Index train where it is wanted; returns its classes, which give the class map in any case."""
     archive = found.archives.get(TRAIN)
     if archive is None and TRAIN in found.folders:
@@ -158,20 +159,23 @@ def _train(found: _Found, wanted: bool, ignored: Ignored) -> list[str] | None:
         return place.classes
     if archive is None:
         return None
-    classes = _class_tars(archive, ignored if wanted else Ignored())
+    classes = _class_tars(archive, ignored if wanted else Ignored(), kept)
     if wanted:
-        builder, archives = TableBuilder(), sorted({path for path, _, _ in classes.values()})
-        for wnid, (path, start, end) in sorted(classes.items()):
-            where = f"{path}: {wnid}.tar" if archive.is_file() else path
-            builder.add_archive(path, archives.index(path), where, start, end, f"{wnid}/".encode())
-        table = builder.build()
+        archives = sorted({path for path, _, _ in classes.values()})
+
+        def add_classes(builder: TableBuilder) -> None:
+            for wnid, (path, start, end) in sorted(classes.items()):
+                where = f"{path}: {wnid}.tar" if archive.is_file() else path
+                builder.add_archive(path, archives.index(path), where, start, end, f"{wnid}/".encode())
+
+        table, _ = index_archives(archives, kept, TRAIN, add_classes)
         part = found.parts[TRAIN] = ArchivePart(archives, table.take(table.images(ignored)).sorted(archives))
         for key in part.table.names:
             part.column.add(key[:9].decode())
     return sorted(classes)
 
 
-def _class_tars(archive: Path, ignored: Ignored) -> dict[str, tuple[str, int, int | None]]:
+def _class_tars(archive: Path, ignored: Ignored, kept: KeptIndex | None) -> dict[str, tuple[str, int, int | None]]:
     """WordNet id -> the file that holds the class's tar, and the bytes it fills there."""
     classes: dict[str, tuple[str, int, int | None]] = {}
     if archive.is_dir():
@@ -179,25 +183,26 @@ def _class_tars(archive: Path, ignored: Ignored) -> dict[str, tuple[str, int, in
             if match := _CLASS_TAR.fullmatch(os.fsencode(path.name)):
                 classes[match[1].decode()] = (str(path), 0, None)
         return classes
-    with opened(str(archive)) as fd:
-        for member in members(fd, str(archive)):
-            match = _CLASS_TAR.fullmatch(member.name.rpartition(b"/")[2])
-            if match is None or member.kind != "file":
-                if member.kind != "folder":
-                    ignored.add(NO_CLASS_ARCHIVE, member.name)
-                continue
-            wnid = match[1].decode()
-            if wnid in classes:
-                raise UsageError(f"{archive}: {wnid}.tar is twice in it; get the archive again")
-            classes[wnid] = (str(archive), member.offset, member.offset + member.size)
+    table, _ = index_archives([str(archive)], kept, "classes")
+    for row, name in enumerate(table.names):
+        match, offset = _CLASS_TAR.fullmatch(name.rpartition(b"/")[2]), int(table.offset[row])
+        if match is None or offset < 0:
+            ignored.add(NO_CLASS_ARCHIVE, name)
+            continue
+        wnid = match[1].decode()
+        if wnid in classes:
+            raise UsageError(f"{archive}: {wnid}.tar is twice in it; get the archive again")
+        classes[wnid] = (str(archive), offset, offset + int(table.size[row]))
     if not classes:
         raise UsageError(f"{archive}: no class archives nXXXXXXXX.tar in it; get ILSVRC2012_img_train.tar")
     return classes
 
 
-def _val(found: _Found, devkit: Devkit | None, devkit_path: Path | None, ignored: Ignored) -> None:
+def _val(
+    found: _Found, devkit: Devkit | None, devkit_path: Path | None, ignored: Ignored, kept: KeptIndex | None
+) -> None:
     if VAL in found.archives:
-        flat = found.parts[VAL] = _flat(found.archives[VAL], ignored)
+        flat = found.parts[VAL] = _flat(found.archives[VAL], ignored, kept, VAL)
         keys, images = flat.table.names, str(found.archives[VAL])
     else:
         folder = found.parts[VAL] = scan(found.folders[VAL], ignored)
@@ -215,19 +220,19 @@ def _val(found: _Found, devkit: Devkit | None, devkit_path: Path | None, ignored
     found.notes += notes
 
 
-def _test(found: _Found, ignored: Ignored) -> None:
+def _test(found: _Found, ignored: Ignored, kept: KeptIndex | None) -> None:
     if TEST in found.archives:
-        part = found.parts[TEST] = _flat(found.archives[TEST], ignored)
+        part = found.parts[TEST] = _flat(found.archives[TEST], ignored, kept, TEST)
         part.column.add(None, len(part.table.names))
         found.notes.append(f"{found.archives[TEST]}: the test images have no public labels; they stay unlabelled")
     else:
         found.parts[TEST] = scan(found.folders[TEST], ignored)
 
 
-def _flat(archive: Path, ignored: Ignored) -> ArchivePart:
+def _flat(archive: Path, ignored: Ignored, kept: KeptIndex | None, name: str) -> ArchivePart:
     """The images of an archive by their bare names, sorted."""
     archives = [str(archive)]
-    table, _ = index_archives(archives)
+    table, _ = index_archives(archives, kept, name)
     table = table.take(table.images(ignored))
     table.names = ByteStrings.pack(name.rpartition(b"/")[2] for name in table.names)
     return ArchivePart(archives, table.sorted(archives))

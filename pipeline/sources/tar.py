@@ -17,7 +17,8 @@ import numpy as np
 
 from pipeline.errors import UsageError
 from pipeline.sources import names
-from pipeline.sources.archive import ArchivePart, Index, index_archives
+from pipeline.sources.archive import ArchivePart
+from pipeline.sources.archive_index import Index, index_archives
 from pipeline.sources.base import SourceOptions, SourceSet
 from pipeline.sources.byte_strings import ByteStrings, ByteStringsBuilder
 from pipeline.sources.files import data_files, label_files, split_of_data_file
@@ -47,7 +48,7 @@ def open_tar(src: Path, options: SourceOptions, index: Index | None = None) -> S
     """The tar source: one archive, or a folder of them; `index` is what `index_archives` gave for it, if it did."""
     paths, ignored, notes = data_files(src, ".tar"), Ignored(), list[str]()
     archives = [str(path) for path in paths]
-    whole, folders = index or index_archives(archives)
+    whole, folders = index or index_archives(archives, options.index)
     images = whole.images(ignored)
     beside = label_files(src) if src.is_dir() else label_files(src.parent, src.stem)
     beside += names.label_like(whole.names) if len(images) < len(whole.names) else []

@@ -17,6 +17,8 @@ from pipeline.errors import UsageError
 from pipeline.text import as_text
 
 BLOCK_BYTES = 512
+SMALL_BYTES = 128
+"""Of a file whose content comes with its header: labels are shorter."""
 MAX_EXTENDED_BYTES = 1 << 20  # of a pax or GNU header: paths are shorter
 _ZERO_BLOCK = bytes(BLOCK_BYTES)
 _TAIL_BYTES = 1 << 20  # looked at behind the end mark; tar pads to 10 kB
@@ -26,13 +28,17 @@ _KINDS = {0: "file", ord("0"): "file", ord("7"): "file", ord("5"): "folder", ord
 
 
 class Member(NamedTuple):
-    """One member: `kind` is `file`, `folder`, `link` (hard, `target` from the archive's root), `symlink` or `other`."""
+    """One member: `kind` is `file`, `folder`, `link` (hard, `target` from the archive's root), `symlink` or `other`.
+
+    `content` is that of a file of at most `SMALL_BYTES`, else empty.
+    """
 
     name: bytes
     kind: str
     offset: int
     size: int
     target: bytes
+    content: bytes = b""
 
 
 def members(fd: int, where: str, start: int = 0, end: int | None = None) -> Iterator[Member]:
@@ -50,7 +56,8 @@ def members(fd: int, where: str, start: int = 0, end: int | None = None) -> Iter
     position = start
     extra: dict[str, Any] = {}  # what pax and GNU headers say about the next member
     while True:
-        header = pread(fd, BLOCK_BYTES, position) if position + BLOCK_BYTES <= end else b""
+        read = pread(fd, BLOCK_BYTES + SMALL_BYTES, position) if position + BLOCK_BYTES <= end else b""
+        header, content = read[:BLOCK_BYTES], read[BLOCK_BYTES:]
         if len(header) < BLOCK_BYTES:
             raise UsageError(f"{where}: truncated, it has no end mark after byte {position:,}; get the archive again")
         if header == _ZERO_BLOCK:
@@ -83,7 +90,8 @@ def members(fd: int, where: str, start: int = 0, end: int | None = None) -> Iter
                 raise UsageError(f"{where}: {name!r} is stored sparse and can't be read in place; repack the archive")
             named_folder = kind == 0 and name.endswith(b"/")  # v7 had no type for folders
             target = extra.get("linkpath", header[157:257].partition(b"\0")[0])
-            yield Member(_clean(name), "folder" if named_folder else _KINDS.get(kind, "other"), data, stored, target)
+            what = "folder" if named_folder else _KINDS.get(kind, "other")
+            yield Member(_clean(name), what, data, stored, target, content[:stored] if stored <= SMALL_BYTES else b"")
             extra = {}
     tail = pread(fd, min(_TAIL_BYTES, end - position), position)
     if tail.strip(b"\0"):

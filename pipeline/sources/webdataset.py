@@ -19,7 +19,8 @@ import numpy as np
 
 from pipeline.errors import UsageError
 from pipeline.sources import names
-from pipeline.sources.archive import ArchivePart, Index, Table, index_archives
+from pipeline.sources.archive import ArchivePart, Table
+from pipeline.sources.archive_index import Index, index_archives
 from pipeline.sources.base import SourceOptions, SourceSet
 from pipeline.sources.byte_strings import ByteStrings, ByteStringsBuilder, first_duplicate
 from pipeline.sources.files import data_files, opened, split_of_data_file
@@ -65,7 +66,7 @@ class _Split:
 def open_archives(src: Path, options: SourceOptions) -> SourceSet:
     """Tars that nobody said the kind of: WebDataset where labels lie beside the images, else plain archives."""
     archives = [str(path) for path in data_files(src, ".tar")]
-    index = index_archives(archives)
+    index = index_archives(archives, options.index)
     is_webdataset = bool(options.label_column) or _is_webdataset(index[0], archives)  # a plain tar has no column
     return (open_webdataset if is_webdataset else open_tar)(src, options, index)
 
@@ -77,7 +78,7 @@ def open_webdataset(src: Path, options: SourceOptions, index: Index | None = Non
     """
     paths, ignored = data_files(src, ".tar"), Ignored()
     archives = [str(path) for path in paths]
-    table, _ = index or index_archives(archives)
+    table, _ = index or index_archives(archives, options.index)
     found: dict[str, _Split] = {}
     for number, path in enumerate(paths):
         split = found.setdefault(split_of_data_file(path, src) or options.only_split, _Split())
@@ -181,6 +182,8 @@ def _content(fd: int, table: Table, row: int, where: str) -> bytes:
     """A small file of a sample."""
     if table.size[row] > MAX_LABEL_BYTES:
         raise UsageError(f"{where}: {table.size[row]:,} bytes are too many for a label; make the shard again")
+    if len(content := table.contents[row]) == table.size[row]:
+        return content
     return pread(fd, int(table.size[row]), int(table.offset[row])) if table.offset[row] >= 0 else b""
 
 
