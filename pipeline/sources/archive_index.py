@@ -121,6 +121,6 @@ def _checked(arrays: dict[str, np.ndarray], archive_bytes: np.ndarray) -> Index 
     if above.shape != (len(folders),) or any(((a < 0) | (a >= len(archive_bytes))).any() for a in (archive, above)):
         return None
     end = archive_bytes[archive]
-    if ((offset < -1) | (offset > end)).any() or ((size < 0) | (size > end - offset)).any():
+    if (offset < -1).any() or ((size < 0) | (size > end - offset)).any():
         return None
     return Table(found, archive, offset, size, contents), list(zip(above.tolist(), folders, strict=True))
