@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args, get_type_hints
 
 from pipeline.errors import UsageError
-from pipeline.store.remote import is_remote, place
+from pipeline.store.remote import check_local, is_remote, place
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,9 @@ class Config:
                 raise UsageError(f"--{name.replace('_', '-')}: holds a NUL byte")
         check("data", self.data != "", "the path of a store")
         check("cache", self.cache != "", "the path of a folder, or left out")
-        if is_remote(place(self.data)):
+        for name in ("cache", "out", "resume", "weights", "subset"):
+            check_local(getattr(self, name) or "", f"--{name}")
+        if self.is_remote:
             if self.cache is None:
                 raise UsageError(f"--data {self.data}: at a URL; give --cache DIR, a folder on this machine's disk")
             if self.order != "windowed" and not self.eval_only:
@@ -188,6 +190,11 @@ class Config:
             raise UsageError(f"--data {self.data}: {{size}} needs a size in each of the stages (or --eval-size)")
         if self.eval_only and self.weights is None:
             raise UsageError("--eval-only needs --weights PATH, such as runs/NAME/best.pt (or `torchvision`)")
+
+    @property
+    def is_remote(self) -> bool:
+        """--data is at a URL."""
+        return is_remote(place(self.data))
 
     def stage(self, epoch: int) -> Stage:
         """The stage that trains epoch number `epoch`, counted from 0."""

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from pipeline.errors import BAD_SAMPLE_REASONS, BadSample, Error, UsageError
 from pipeline.image.decode import decode_into
 from pipeline.store.geometry import Geometry
-from pipeline.store.reader import open_store
+from pipeline.store.reader import Store, open_store
+from pipeline.store.remote import check_local, is_remote, place
 from pipeline.store.split import Split
 from pipeline.text import as_text, one_line, printable
 from trainer.augment import DeviceTransform, device_transform
@@ -119,9 +120,10 @@ class Predictor:
 def read_squares(predictor: Predictor, paths: Sequence[str], failed: list[str]) -> Iterator[Square]:
     """The images of files and of a store's splits, one after the other; those that can't be read go to `failed`."""
     for path in paths:
-        if (Path(path) / "zarr.json").is_file():
-            split = _split(Path(path))
-            fit = open_store(Path(path).parent).geometry["fit"]
+        where = place(path)
+        if (where / "zarr.json").exists():
+            store, split = _split(where)
+            fit = store.geometry["fit"]
             if fit != predictor.geometry.fit:
                 wanted_fit = predictor.geometry.fit
                 raise UsageError(
@@ -134,24 +136,25 @@ def read_squares(predictor: Predictor, paths: Sequence[str], failed: list[str]) 
                 height, width = split.source_size[slot].tolist()
                 yield Square(as_text(split.key(slot)), split.image(slot), (height, width))
             continue
-        if Path(path).is_dir():
+        if not is_remote(where) and where.is_dir():
             raise UsageError(f"{path}: a folder; give image files, such as {path}/*.jpg, or a store's split")
         try:
-            yield predictor.square(path, Path(path).read_bytes())
+            yield predictor.square(path, where.read_bytes())
         except OSError as error:
             failed.append(f"{path}: {error.strerror}")
         except BadSample as error:
             failed.append(f"{path}: {BAD_SAMPLE_REASONS[error.reason]} ({error.detail or error.reason})")
 
 
-def _split(path: Path) -> Split:
-    """The split of a store at STORE/NAME.
+def _split(path: Path) -> tuple[Store, Split]:
+    """The store and its split at STORE/NAME.
 
     Raises:
         UsageError: it is the store itself.
     """
-    if path.parent.joinpath("zarr.json").is_file():
-        return open_store(path.parent)[path.name]
+    if (path.parent / "zarr.json").exists():
+        store = open_store(path.parent)
+        return store, store[path.name]
     store = open_store(path)
     raise UsageError(f"{path}: a store; give one of its splits: {', '.join(f'{path}/{name}' for name in store.splits)}")
 
@@ -169,7 +172,9 @@ def batches(squares: Iterator[Square]) -> Iterator[list[Square]]:
 
 def predict(options: argparse.Namespace) -> list[str]:
     """Print each image's likeliest classes; returns a line for each image that can't be read."""
-    predictor = Predictor.of_run(options.run, options.data, options.weights)
+    check_local(options.run, "RUN")
+    check_local(options.weights or "", "--weights")
+    predictor = Predictor.of_run(Path(options.run), options.data, options.weights and Path(options.weights))
     failed: list[str] = []
     for batch in batches(read_squares(predictor, options.image, failed)):
         best = predictor.probabilities(batch).topk(min(options.top, len(predictor.class_ids)))
@@ -192,12 +197,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Say what images show, by the weights of a run.",
         allow_abbrev=False,
     )
-    parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder, the --out of a training")
-    parser.add_argument("image", nargs="+", metavar="IMAGE", help="an image file, or a split of a store (x.zarr/val)")
+    parser.add_argument("run", metavar="RUN", help="a run's folder, the --out of a training")
+    parser.add_argument(
+        "image", nargs="+", metavar="IMAGE", help="an image file, or a split of a store (x.zarr/val); or the URL of one"
+    )
     parser.add_argument("--top", type=int, default=5, metavar="K", help="the K likeliest classes (default: 5)")
     parser.add_argument("--json", action="store_true", help="one line of JSON for each image")
     parser.add_argument("--data", help="the run's store, where it has moved")
-    parser.add_argument("--weights", type=Path, help="weights other than RUN/best.pt")
+    parser.add_argument("--weights", help="weights other than RUN/best.pt")
     try:
         options = parser.parse_args(argv)
         if options.top < 1:
@@ -207,6 +214,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(stop.code or 0)
     except KeyboardInterrupt:
         return 130
+    except OSError as error:
+        sys.stderr.write(printable(f"predict: {error.filename}: {error.strerror}; check the address") + "\n")
+        return 1
     except Error as error:
         sys.stderr.write(printable(f"predict: {one_line(error)}") + "\n")
         return error.exit_code

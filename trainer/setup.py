@@ -14,7 +14,6 @@ from torch import nn
 from pipeline.errors import UsageError
 from pipeline.store.format import UNLABELLED
 from pipeline.store.reader import Split, Store, open_store
-from pipeline.store.remote import is_remote, place
 from pipeline.text import one_line
 from trainer.augment import check_source_sizes, check_stretched, device_transform, is_stretched
 from trainer.batching import Batching
@@ -26,6 +25,7 @@ from trainer.models import check_size, load_weights, make_model, read_weights
 from trainer.networks import WhitenedNet
 from trainer.ranks import Ranks, broadcast_object
 from trainer.reading.cache import Cache
+from trainer.stop import sigterm_ends
 
 WHITENING_IMAGES = 2000
 """So many training images give the covariance of patches for whitened_net."""
@@ -52,7 +52,7 @@ class TrainingSetup:
         last = self.stages[-1]
         crop = config.final_crop
         self.cache = None
-        if config.cache and is_remote(place(config.data)):
+        if config.cache and config.is_remote:
             self.cache = Cache(config.cache, ranks.local_rank == 0, say)
         evaluated = self._open(config.eval_size or last.size)
         same = config.eval_only or config.eval_size in (None, last.size)
@@ -99,7 +99,10 @@ class TrainingSetup:
 
     def _open(self, size: int | None) -> Store:
         path = self.config.store_path(size)
-        return self.cache.open(path) if self.cache else open_store(path)
+        if self.cache is None:
+            return open_store(path)
+        with sigterm_ends(f"{self.cache.folder} keeps what is there: run it again"):
+            return self.cache.open(path)
 
     def bring(self, loaders: Sequence[Loader], epoch: int) -> None:
         """Begin to bring what isn't in --cache yet, in the order in which a run needs it that goes on at `epoch`."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -32,6 +33,22 @@ class Stopped(Error):  # noqa: N818 - someone asked for it
         name = signal.Signals(number).name
         super().__init__(f"stopped by {name} after step {step:,}, with a checkpoint; go on with --resume auto")
         self.exit_code = 128 + number
+
+
+@contextlib.contextmanager
+def sigterm_ends(then: str) -> Iterator[None]:
+    """Within the block, which may wait long and in Python alone, SIGTERM raises an Error; `then` says how to go on."""
+
+    def end(number: int, _: FrameType | None) -> None:
+        error = Error(f"stopped by SIGTERM before the first step; {then}")
+        error.exit_code = 128 + number
+        raise error
+
+    previous = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 class Signals:

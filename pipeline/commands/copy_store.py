@@ -10,8 +10,7 @@ import contextlib
 import hashlib
 import os
 import shutil
-from collections.abc import Container, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,10 +29,12 @@ from pipeline.store.format import COPY, SplitArrays, chunk_name, split_order
 from pipeline.store.integrity import altered_arrays
 from pipeline.store.reader import Split, Store
 from pipeline.store.remote import RemotePath, file_sizes, is_remote, place
+from pipeline.store.transfer import failures, in_threads
 from pipeline.store.writer import known_codecs, publish, root_attributes, write_group, write_split
 from pipeline.text import counted, one_line
 
 ROOT = "zarr.json"
+AGAIN = "the copy isn't finished, run it again"
 MEMORY_BYTES = 4_000_000_000
 """With --n-jobs -1 there are so many threads at most that their chunks fit; each holds about four."""
 
@@ -51,18 +52,6 @@ class Tally:
     kept: int = 0
     bytes_read: int = 0
     bytes_stored: int = 0
-
-
-@contextlib.contextmanager
-def _readable(place: Path) -> Iterator[None]:
-    """What the network or the disk says, as one line."""
-    try:
-        yield
-    except (OSError, RuntimeError) as error:
-        again = "the copy isn't finished, run it again"
-        if isinstance(error, OSError) and error.strerror:
-            raise Error(f"{error.filename or place}: {error.strerror}; {again}") from error
-        raise Error(f"{place}: {one_line(error)}; {again}") from error
 
 
 def copy_store(
@@ -103,12 +92,12 @@ def _copy_store(source: Path, target: Path, codec: str, n_jobs: int, quiet: bool
         if (target.parent / ROOT).exists():
             raise UsageError(f"{target}: lies in a store, which it would damage; choose a DST outside {target.parent}")
     tally = Tally()
-    with _readable(source):
+    with failures(source, AGAIN):
         store = Store(source)
         splits = _open_splits(store)
         files = _small_files(store, splits, codec)
     if isinstance(target, RemotePath):
-        with _readable(target):
+        with failures(target, AGAIN):
             present = target.all_sizes()
             if ROOT in present:
                 raise UsageError(f"{target}: a store is there already; choose another DST or delete it first")
@@ -121,7 +110,7 @@ def _copy_store(source: Path, target: Path, codec: str, n_jobs: int, quiet: bool
             raise UsageError(f"{target}: exists already; choose another DST or delete it first")
         target.parent.mkdir(parents=True, exist_ok=True)
         workspace = Workspace(target)
-        with _readable(target), workspace.run(None):
+        with failures(target, AGAIN), workspace.run(None):
             staged = workspace.path / COPY
             present = _files_below(staged)
             if _strangers(staged, present, files, splits):
@@ -283,20 +272,11 @@ def _copy_images(
         return num_images, len(data), False
 
     with joblib.parallel_config(backend="threading"):
-        workers = max(1, min(joblib.effective_n_jobs(n_jobs), split.num_chunks))
+        workers = joblib.effective_n_jobs(n_jobs)
     if n_jobs < 0:
-        workers = max(1, min(workers, MEMORY_BYTES // (4 * split.chunk_bytes)))
-    # Leaving the pool waits for what runs, so that after an error nothing writes any more.
-    with (
-        Progress(f"copy {split.name}", split.num_samples, split.image_bytes, quiet=quiet) as progress,
-        ThreadPoolExecutor(workers, "copy") as pool,
-    ):
-        try:
-            for done in as_completed([pool.submit(copy_chunk, chunk) for chunk in range(split.num_chunks)]):
-                num_images, stored, kept = done.result()
-                tally.chunks, tally.kept = tally.chunks + 1, tally.kept + kept
-                tally.bytes_stored += stored
-                progress.advance(num_images)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        workers = min(workers, MEMORY_BYTES // (4 * split.chunk_bytes))
+    with Progress(f"copy {split.name}", split.num_samples, split.image_bytes, quiet=quiet) as progress:
+        for num_images, stored, kept in in_threads(copy_chunk, range(split.num_chunks), workers):
+            tally.chunks, tally.kept = tally.chunks + 1, tally.kept + kept
+            tally.bytes_stored += stored
+            progress.advance(num_images)

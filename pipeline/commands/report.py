@@ -16,7 +16,7 @@ from pipeline.errors import Error, StoreError, UsageError
 from pipeline.html.page import render
 from pipeline.store.atomic import write_bytes
 from pipeline.store.reader import Split, Store
-from pipeline.store.remote import is_remote
+from pipeline.store.remote import check_local, is_remote
 from pipeline.store.writer import known_codecs
 
 TEMPLATE = Path(__file__).with_name("report.html")
@@ -51,6 +51,7 @@ def write_report(
 
 def _write_report(store: Store, out: str | os.PathLike[str] | None, seed: int | None) -> Path:
     path = Path(out) if out is not None else default_path(store.path)
+    check_local(out or "", "--out")
     if path.is_dir():
         raise UsageError(f"{path}: is a folder; give --out the name of a file, such as {path / 'report.html'}")
     names = store.splits

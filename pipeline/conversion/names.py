@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import UsageError
+from pipeline.store.remote import check_local
 
 NAME_BYTES, PATH_BYTES = 255, 4095
 """The longest name and path that file systems take, in bytes."""
@@ -17,7 +17,6 @@ LONGEST_ENDING = ".errors.jsonl.tmp-0123456789ab"
 LONGEST_BELOW = 400
 """Bytes that paths in the work folder are longer than DST at most: a split's name and a temp file of a chunk."""
 RESERVED = ("lock", "commit.lock", "runs", "copy", "classes.json", "zarr.json")
-_URL = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -51,8 +50,7 @@ def store_paths(dst: str | os.PathLike[str], sizes: Sequence[int]) -> list[Path]
     text = os.fspath(dst)
     if len(sizes) > 1 and "{size}" not in text:
         raise UsageError(f"{text}: with several sizes DST must hold {{size}}, such as data/imagenet-{{size}}.zarr")
-    if _URL.match(text):
-        raise UsageError(f"{text}: DST must be a local folder; convert there, then `python -m pipeline copy` it")
+    check_local(text, "DST", "convert to a local folder, then `python -m pipeline copy` that to the URL")
     paths = [Path(os.path.abspath(text.replace("{size}", str(size)))) for size in sizes]
     if not text.strip() or text.endswith(".work") or not paths[0].name:
         raise UsageError(f"DST {text!r}: not a usable name for a store")

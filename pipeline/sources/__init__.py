@@ -32,6 +32,7 @@ from pipeline.sources.tar import open_tar
 from pipeline.sources.torchvision_sets import open_torchvision
 from pipeline.sources.webdataset import open_archives, open_webdataset
 from pipeline.store.format import UNLABELLED
+from pipeline.store.remote import check_local
 from pipeline.text import counted
 
 __all__ = ["SOURCE_KINDS", "UNLABELLED", "Source", "SourceSet", "ValSplit", "open_source"]
@@ -103,6 +104,8 @@ def open_source(
     if kind is not None and kind not in SOURCE_KINDS:
         raise UsageError(f"--source {kind}: must be one of {', '.join(SOURCE_KINDS)}")
     forced = kind is not None
+    if isinstance(src, str | os.PathLike):
+        check_local(src, "SRC", "bring the images to this machine's disk first")
     kind = src.kind if isinstance(src, SourceSet) else kind or detect_kind(src)
     if check_md5 and kind != "imagenet":
         raise UsageError(f"--check-md5: only the official ImageNet archives have known sums; {src} is a {kind} source")

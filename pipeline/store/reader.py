@@ -6,12 +6,13 @@ zarr, joblib nor PIL, so that a data-loading process stays small. `docs/format.m
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import StoreError, StoreNotFoundError
+from pipeline.errors import StoreError, StoreNotFoundError, UsageError
 from pipeline.store.attributes import check_group_metadata, check_root_attributes
 from pipeline.store.format import COPY, FORMAT_NAME, PARTIAL_ROOT, READABLE_VERSIONS, split_order
 from pipeline.store.metadata import damaged, read_metadata
@@ -58,7 +59,7 @@ class Store:
             raise StoreNotFoundError(self._why_not()) from None
         attributes = metadata.get("attributes")
         if not isinstance(attributes, dict) or attributes.get("format") != FORMAT_NAME:
-            raise StoreNotFoundError(f"{self.path}: Zarr, but not one that `convert` wrote; check the path")
+            raise StoreNotFoundError(f"{self.path}: {self._what_else()}")
         if attributes.get("format_version") not in READABLE_VERSIONS:
             raise StoreError(
                 f"{self.path}: format version {attributes.get('format_version')!r}, this software reads "
@@ -72,6 +73,13 @@ class Store:
         self.version: int = self.attrs["format_version"]
         self.class_ids: list[str] = self.attrs["class_ids"]
         self.class_names: list[str] = self.attrs["class_names"]
+
+    def _what_else(self) -> str:
+        for above in (self.path.parent, self.path.parent.parent):
+            with contextlib.suppress(StoreError, UsageError, OSError):
+                Store(above)
+                return f"a part of the store {above}; give that"
+        return "Zarr, but not one that `convert` wrote; check the path"
 
     def _why_not(self) -> str:
         if is_remote(self.path):

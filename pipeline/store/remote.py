@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,11 +23,20 @@ from pipeline.errors import UsageError
 from pipeline.text import one_line
 
 LOCAL = "file://"
+NAMELESS = re.compile(r"(s3a?|gc?s|https?):(?=/|$)(?!//[^/])|[a-z][a-z0-9+.-]*:///*$")
+"""Addresses without the bucket or host that they need; they would be taken for folders here."""
 
 
 def place(path: str | os.PathLike[str] | RemotePath) -> Path:
-    """Where a store lies: an absolute path, or for a URL a `RemotePath`, which readers use alike."""
+    """Where a store lies: an absolute path, or for a URL a `RemotePath`, which readers use alike.
+
+    Raises:
+        UsageError: a URL without a bucket or host.
+    """
     text = str(path)
+    if NAMELESS.match(text):
+        scheme = text.partition(":")[0]
+        raise UsageError(f"{text}: a URL without a bucket or host; write {scheme}://NAME/x.zarr")
     if "://" in text and not text.startswith(LOCAL):
         return cast(Path, RemotePath(text))
     return Path(unquote(text.removeprefix(LOCAL)) if text.startswith(LOCAL) else text).absolute()
@@ -78,7 +88,7 @@ class RemotePath:
             raise UsageError(f"{self.url}: no store can be opened at such a URL ({one_line(error)})") from None
         try:
             yield system, path
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise FileNotFoundError(errno.ENOENT, "not found", self.url) from None
         except Exception as error:  # each package raises kinds of its own
             raise OSError(errno.EIO, one_line(error), self.url) from error
@@ -147,6 +157,17 @@ class RemotePath:
 
 def is_remote(path: Path | RemotePath) -> bool:
     return isinstance(path, RemotePath)
+
+
+def check_local(path: str | os.PathLike[str], name: str, instead: str = "give a path on this machine's disk") -> None:
+    """Raise UsageError where a path that must be on a disk is a URL.
+
+    Args:
+        name: the flag's or argument's.
+        instead: what to do.
+    """
+    if "://" in str(path) or NAMELESS.match(str(path)):
+        raise UsageError(f"{name} {path}: a URL; {instead}")
 
 
 def file_sizes(folder: Path | RemotePath) -> dict[str, int]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from training_runs import metrics, quadrant_images, run_here
 
 from pipeline import convert, open_store
 from pipeline.cli import main as pipeline_main
+from pipeline.store.remote import RemotePath
 from trainer.models import build_model
 from trainer.predict import main
 
@@ -69,6 +72,26 @@ def test_a_split_of_a_store(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert [line["classes"] for line in predictions(capsys, *ask, *files)] == [line["classes"] for line in found]
     # the last evaluation, which averages mirror images, too
     assert sum(right) / 24 == pytest.approx(metrics(folder / "run")[-1]["val_top1"])
+
+
+def test_what_lies_at_a_url(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    image = next((folder / "pictures" / "val").rglob("*.png"))
+    for path in (folder / "own.zarr" / "val", image):
+        here, there = predictions(capsys, folder / "run", path), predictions(capsys, folder / "run", f"local://{path}")
+        assert [line["classes"] for line in there] == [line["classes"] for line in here]
+    predictions(capsys, folder / "run", "memory://none.png", code=1)
+    predictions(capsys, "s3://bucket/run", image, code=2)
+
+
+def test_a_server_that_fails_is_said_in_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(path: RemotePath) -> Any:
+        raise OSError(errno.EIO, "no connection", path.url)
+
+    monkeypatch.setattr(RemotePath, "stat", fails)
+    assert main([str(folder / "run"), "s3://bucket/x.zarr/val"]) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_whole_pictures(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,8 +23,9 @@ from pipeline.store.format import PARTIAL_ROOT, SMALL_ARRAYS, chunk_index, chunk
 from pipeline.store.integrity import altered_arrays
 from pipeline.store.locks import flock
 from pipeline.store.reader import Store
-from pipeline.store.remote import RemotePath
+from pipeline.store.remote import RemotePath, file_sizes
 from pipeline.store.split import Split
+from pipeline.store.transfer import failures, in_threads
 from pipeline.text import one_line
 from trainer.reading.arriving import ArrivingSplit, ArrivingStore
 
@@ -78,7 +79,7 @@ class Cache:
         """
         if url not in self._stores:
             path = self.folder / RemotePath(url).name
-            with _said(self.folder):
+            with self._failures():
                 self._stores[url] = self._open(url, path)
         return self._stores[url]
 
@@ -88,16 +89,29 @@ class Cache:
         return not any(isinstance(store, ArrivingStore) for store in self._stores.values())
 
     def _open(self, url: str, path: Path) -> Store:
+        mended = False
         while True:
+            damage: StoreError | None = None
             for root in ROOTS:
                 if (path / root).exists():
                     if self.leader:
                         self._compare(url, path, root)
-                    store = Store(path) if root == "zarr.json" else ArrivingStore(path, url, self._bring)
+                    try:
+                        store = Store(path) if root == "zarr.json" else ArrivingStore(path, url, self._bring)
+                        for name in store.splits:
+                            store[name]  # raises where files are missing or have another size
+                    except StoreError as error:
+                        if mended:
+                            raise
+                        damage = error if (path / root).exists() else None  # or another run has just completed it
+                        break
                     if self.leader and isinstance(store, ArrivingStore):
                         self._check_room(store)
                     return store
             with self._lock(path) if self.leader else contextlib.nullcontext(False) as held:
+                if held and damage:
+                    self._mend(url, path, damage)
+                    mended = True
                 if held and not any((path / root).exists() for root in ROOTS):
                     _bring_small(Store(url), path)
                 if held:
@@ -118,7 +132,24 @@ class Cache:
         except (OSError, StoreError) as error:
             if root == PARTIAL_ROOT:
                 raise
-            self._say(f"note: {url} can't be read ({one_line(error)}); training from {path}, all here")
+            self._say(f"note: {url} can't be read ({one_line(error)}); training from {path} as it is")
+
+    def _mend(self, url: str, path: Path, damage: StoreError) -> None:
+        """Make an incomplete store of a damaged one: what is missing or has another size will be brought again."""
+        what = one_line(damage).partition("; ")[0]
+        try:
+            store = Store(url)
+            splits = [Split(store, name, check=False) for name in store.splits]
+        except (OSError, StoreError) as error:
+            raise StoreError(f"{what}; run it again with the same --cache when {url} can be read") from error
+        self._say(f"note: {what}; what is damaged in --cache is brought again")
+        for root in ROOTS:
+            (path / root).unlink(missing_ok=True)
+        for split in splits:
+            folder = path / split.name / "images"
+            for file, size in (file_sizes(folder) if folder.exists() else {}).items():
+                if file.startswith("c.") and size != split.file_bytes:
+                    (folder / file).unlink(missing_ok=True)
 
     def _check_room(self, store: ArrivingStore) -> None:
         need = sum(len(store[name].missing()) * store[name].file_bytes for name in store.splits)
@@ -135,6 +166,9 @@ class Cache:
             yield flock(fd)
         finally:
             os.close(fd)
+
+    def _failures(self) -> contextlib.AbstractContextManager[None]:
+        return failures(self.folder, f"{self.folder} keeps what is there: run it again")
 
     # Chunks
 
@@ -155,15 +189,15 @@ class Cache:
         if self._error is not None:
             raise self._error
         if self.leader and self._thread is None:  # before the first step
-            with _said(self.folder), self._lock(split.store_path) as held:
+            with self._failures(), self._lock(split.store_path) as held:
                 if held:
-                    self._fetch(split, chunk)
+                    self._fetch((split, chunk))
                     return
         time.sleep(POLL_SECONDS)
 
     def _run(self, wanted: Wanted) -> None:
         try:
-            with _said(self.folder):
+            with self._failures():
                 stores = {store.path: store for store in self._stores.values() if isinstance(store, ArrivingStore)}
                 for path in dict.fromkeys([*(split.store_path for split, _ in wanted), *stores]):
                     if path in stores:
@@ -179,7 +213,9 @@ class Cache:
                 if held:
                     for name in store.splits:
                         remove_temps(store[name].path / "images")
-                    self._fetch_all(list(_in_order(store, wanted)))
+                    for _ in in_threads(self._fetch, list(_in_order(store, wanted)), THREADS):
+                        if self._stopped.is_set():
+                            return
                     if not any(store[name].missing() for name in store.splits):
                         os.replace(store.path / PARTIAL_ROOT, store.path / "zarr.json")
                         fsync_dir(store.path)
@@ -187,39 +223,17 @@ class Cache:
                     return
             self._stopped.wait(POLL_SECONDS)  # another run brings it
 
-    def _fetch_all(self, chunks: list[tuple[ArrivingSplit, int]]) -> None:
-        left, lock = iter(chunks), threading.Lock()
-        errors: list[BaseException] = []
-
-        def work() -> None:
-            while not errors and not self._stopped.is_set():
-                with lock:
-                    item = next(left, None)
-                if item is None:
-                    return
-                try:
-                    self._fetch(*item)
-                except BaseException as error:
-                    errors.append(error)
-
-        threads = [threading.Thread(target=work, daemon=True) for _ in range(min(THREADS, len(chunks)))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if errors:
-            raise errors[0]
-
-    def _fetch(self, split: ArrivingSplit, chunk: int) -> None:
-        """Bring a chunk: its file gets its name when its digest was right and all of it is on the disk."""
+    def _fetch(self, item: tuple[ArrivingSplit, int]) -> None:
+        """Bring a split's chunk: its file gets its name when its digest was right and all of it is on the disk."""
+        split, chunk = item
         origin = split.origin / "images" / chunk_name(chunk)
         data = self._read(origin)
         index = chunk_index(split.chunk_images, split.image_bytes) if split.version > 1 else b""
         digest = hashlib.sha256(memoryview(data)[: split.chunk_bytes]).digest()
         if digest != split.digests[chunk].tobytes() or data[split.chunk_bytes :] != index:
             raise StoreError(
-                f"{origin}: damaged, or the store was replaced since {split.store_path} was begun; verify it, or "
-                "choose another --cache"
+                f"{origin}: missing or damaged, or the store was replaced since {split.store_path} was begun; verify "
+                "it, or choose another --cache"
             )
         write_bytes(split.chunk_path(chunk), data)
 
@@ -228,21 +242,11 @@ class Cache:
             try:
                 return origin.read_bytes()
             except FileNotFoundError:
-                raise
+                return b""
             except OSError:
                 if attempt == TRIES - 1 or self._stopped.wait(RETRY_SECONDS * 2**attempt):
                     raise
         raise AssertionError
-
-
-@contextlib.contextmanager
-def _said(folder: Path) -> Iterator[None]:
-    """What the network or the disk says, as one line."""
-    try:
-        yield
-    except OSError as error:
-        what = error.filename or folder
-        raise Error(f"{what}: {error.strerror or error}; {folder} keeps what is there: run it again") from error
 
 
 def _in_order(store: ArrivingStore, wanted: Wanted) -> Iterator[tuple[ArrivingSplit, int]]:

@@ -16,6 +16,7 @@ import pipeline.commands.copy_store as copy_module
 from pipeline import open_store
 from pipeline.commands.copy_store import copy_store
 from pipeline.errors import Error, StoreError, StoreNotFoundError, UsageError
+from pipeline.store import transfer
 from pipeline.store.format import CODECS, chunk_name
 
 
@@ -237,11 +238,11 @@ def test_threads_are_no_more_than_memory_holds_chunks_for(
     at_once: list[int] = []
 
     class Pool(ThreadPoolExecutor):
-        def __init__(self, workers: int, name: str) -> None:
+        def __init__(self, workers: int) -> None:
             at_once.append(workers)
-            super().__init__(workers, name)
+            super().__init__(workers)
 
-    monkeypatch.setattr(copy_module, "ThreadPoolExecutor", Pool)
+    monkeypatch.setattr(transfer, "ThreadPoolExecutor", Pool)
     monkeypatch.setattr(copy_module.joblib, "effective_n_jobs", lambda n_jobs: 8 if n_jobs < 0 else n_jobs)
     monkeypatch.setattr(copy_module, "MEMORY_BYTES", 2 * 4 * open_store(store)["train"].chunk_bytes)
     copy_store(store, tmp_path / "b.zarr", quiet=True)

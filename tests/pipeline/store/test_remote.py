@@ -21,7 +21,7 @@ from pipeline.commands.info import store_info
 from pipeline.commands.report import default_path, write_report
 from pipeline.commands.verify import verify
 from pipeline.commands.warm import warm
-from pipeline.errors import StoreError, StoreNotFoundError, UsageError
+from pipeline.errors import Error, StoreError, StoreNotFoundError, UsageError
 from pipeline.store.format import chunk_name
 from pipeline.store.remote import RemotePath, place
 from trainer.dataset import RankPartitionedDataset
@@ -187,8 +187,34 @@ def test_local_reading_imports_no_fsspec(store: Path) -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.parametrize("url", ["s3://", "s3:/", "s3:/b/x.zarr", "http:///x.zarr", "memory://", "https:"])
+def test_urls_without_a_bucket_or_host_are_no_paths(
+    store: Path, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = set(tmp_path.iterdir())
+    for arguments in (["copy", str(store), url], ["copy", url, "y.zarr"], ["info", url]):
+        assert main(arguments) == 2
+        assert "a URL without a bucket or host" in capsys.readouterr().err
+    for arguments in (["convert", url, "y.zarr"], ["convert", str(store), url], ["report", str(store), "--out", url]):
+        assert main(arguments) == 2
+        assert f"{url}: a URL" in capsys.readouterr().err
+    assert set(tmp_path.iterdir()) == before
+    assert place("./s3:/x").name == "x"
+    assert place("memory:///x").name == "x"
+
+
+def test_a_part_of_a_store_names_the_store(remote: str, store: Path) -> None:
+    for whole in (remote, str(store)):
+        for part in ("train", "val/images"):
+            with pytest.raises(StoreNotFoundError, match=f"a part of the store {whole}; give that"):
+                open_store(f"{whole}/{part}")
+
+
 @pytest.mark.filterwarnings("ignore")  # of botocore's own
 def test_a_bucket(store: Path, bucket: str, images: np.ndarray) -> None:
+    with pytest.raises(Error, match=r"no-such-bucket/a.zarr: not found; check the address"):
+        copy_store(store, "s3://no-such-bucket/a.zarr", quiet=True)
     copy_store(store, f"{bucket}/a.zarr", quiet=True)
     train = open_store(f"{bucket}/a.zarr")["train"]
     assert np.array_equal(train.image(9), images[9])

@@ -221,10 +221,41 @@ def test_a_complete_cache_needs_no_bucket(remote: str, tmp_path: Path, reads: Re
     data = root.read_bytes()
     root.write_bytes(b"{")
     later = Run(remote, tmp_path / "cache")
-    assert any("can't be read" in line and "all here" in line for line in later.said)
+    assert any("can't be read" in line and "as it is" in line for line in later.said)
     later.batches()
     later.close()
     root.write_bytes(data)
+
+
+@pytest.mark.parametrize("complete", [True, False])
+@pytest.mark.parametrize("file", [f"images/{chunk_name(1)}", "labels/c.0"])
+@pytest.mark.parametrize("keep", [None, 10])
+def test_what_a_cache_has_lost_is_brought_again(
+    remote: str, store: Path, tmp_path: Path, reads: Reads, complete: bool, file: str, keep: int | None
+) -> None:
+    run = Run(remote, tmp_path / "cache", start=False)
+    if complete:
+        run.cache.start([])
+        joined(run)
+    else:
+        run.store["train"].image(K + 1)
+    run.close()
+    here = tmp_path / "cache" / RemotePath(remote).name / "train" / file
+    here.unlink() if keep is None else os.truncate(here, keep)
+    reads.names = []
+    root = RemotePath(remote) / "zarr.json"
+    data = root.read_bytes()
+    root.write_bytes(b"{")
+    with pytest.raises(StoreError):  # the bucket can't be read just now
+        Run(remote, tmp_path / "cache")
+    root.write_bytes(data)
+    again = Run(remote, tmp_path / "cache")
+    assert same_batches(again.batches(), local_batches(store))
+    joined(again)
+    again.close()
+    assert same_tree(tmp_path / "cache" / RemotePath(remote).name, store)
+    if complete:
+        assert reads.names == ([f"train/{chunk_name(1)}"] if "images" in file else [])
 
 
 @pytest.mark.parametrize("complete", [True, False])
@@ -301,6 +332,9 @@ def test_flags_that_do_not_fit(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert "--cache DIR" in refusal(capsys, data=url, order="windowed")
     assert "needs --order windowed" in refusal(capsys, data=url, cache=tmp_path / "cache")
     assert "only for --data at a URL" in refusal(capsys, data=store, cache=tmp_path / "cache")
+    assert "--out s3://b/run: a URL" in refusal(capsys, data=store, out="s3://b/run")
+    assert "--cache s3://b/c: a URL" in refusal(capsys, data=url, cache="s3://b/c", order="windowed")
+    assert "without a bucket" in refusal(capsys, data="s3:/a.zarr", cache=tmp_path / "c", order="windowed")
     assert "no store there" in refusal(capsys, data="memory://x.zarr", cache=tmp_path / "c", order="windowed")
 
 
@@ -366,6 +400,18 @@ def test_a_killed_run_is_taken_up(in_another_place: str, store: Path, tmp_path: 
     again.close()
     assert not {name.partition("/")[2] for name in reads.names if name.startswith("train")} & got
     assert same_tree(cached, store)
+
+
+def test_sigterm_while_another_run_brings_the_store(
+    in_another_place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache = tmp_path / "cache"
+    other = Cache(str(cache), True, lambda line: None)
+    with other._lock(cache / "a.zarr") as held:
+        assert held
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        line = refusal(capsys, 143, data=in_another_place, cache=cache, order="windowed")
+    assert "stopped by SIGTERM" in line
 
 
 @pytest.mark.slow
