@@ -120,14 +120,10 @@ class SplitPlan:
         if earlier is not None:
             difference = _what_differs(earlier, identity)
             if difference:
-                if difference.startswith("the source"):
-                    raise Error(
-                        f"{work.path}: an unfinished conversion of other samples: {difference}; put them back (bad "
-                        "ones are left out by --on-error skip), or add --overwrite to start again"
-                    )
                 raise Error(
-                    f"{work.path}: an unfinished conversion with other settings: {difference}; rerun the earlier "
-                    "command, or add --overwrite to start again"
+                    f"{work.path}: an unfinished conversion of other files or settings: {difference}; rerun the "
+                    "earlier command on the same files (--on-error skip leaves out bad ones), or add --overwrite to "
+                    "start again"
                 )
         if earlier is None or not work.samples.exists():
             with atomic_file(work.samples, temp_id=run_name) as file:
