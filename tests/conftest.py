@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import multiprocessing
 import os
 import secrets
 import signal
@@ -20,6 +21,12 @@ import pytest
 # A shell starts background jobs, and nohup its command, with Ctrl-C ignored, and children inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Children of the start method "forkserver" begin with these, which take seconds to import.
+multiprocessing.set_forkserver_preload(["torchvision", "trainer.training"])
+
+# --n-jobs -1 converts without worker processes; tests of workers ask for two.
+os.environ["LOKY_MAX_CPU_COUNT"] = "1"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -262,6 +262,13 @@ def make_mix(config: Config, num_classes: int) -> v2.RandomChoice | None:
     return v2.RandomChoice(mixes) if mixes else None
 
 
-def step_seed(seed: int, step: int, rank: int) -> int:
-    """Seed of what is random in a step beyond the pixels (dropout, mixup, cutmix), so that no state need be saved."""
-    return int(np.random.SeedSequence([seed, step, rank]).generate_state(1)[0])
+def seed_step(seed: int, step: int, rank: int, device: torch.device) -> None:
+    """Seed what is random in a step beyond the pixels (dropout, mixup, cutmix), so that no state need be saved.
+
+    Only the generators that a step uses: torch.manual_seed keeps a stack trace for each kind of accelerator that isn't
+    there, which takes a millisecond.
+    """
+    number = int(np.random.SeedSequence([seed, step, rank]).generate_state(1)[0])
+    torch.default_generator.manual_seed(number)
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed(number)

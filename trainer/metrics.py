@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from pipeline.errors import Error
@@ -59,6 +58,8 @@ class Metrics:
     """
 
     def __init__(self, folder: Path, epochs_done: int, step: int, total_steps: int, say: Callable[[str], None]) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # a second of imports, for rank 0 alone
+
         self._file, self._curves = folder / METRICS, folder / "curves.png"
         kept = [line for line in json_lines(self._file)[0] if line["epoch"] <= epochs_done]
         write_bytes(self._file, "".join(json.dumps(line) + "\n" for line in kept).encode())

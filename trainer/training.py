@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from trainer.augment import make_mix, mirror, step_seed
+from trainer.augment import make_mix, mirror, seed_step
 from trainer.config import Config
 from trainer.loader import Loader
 from trainer.metrics import Metrics, describe_epoch, describe_run, open_reports, peak_memory_bytes, profiler
@@ -172,7 +172,7 @@ class TrainingRun:
                 loader.set_epoch(epoch)
             for micro_step, (images, labels) in enumerate(() if trained else loader, 1):
                 if not losses:
-                    torch.manual_seed(step_seed(config.seed, state.step, self.ranks.rank))
+                    seed_step(config.seed, state.step, self.ranks.rank, self.device)
                 ends_step = micro_step % accumulation == 0
                 if isinstance(self.losses, DistributedDataParallel):
                     self.losses.require_backward_grad_sync = ends_step  # what DDP's no_sync() sets

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -130,21 +131,23 @@ def _read_archive(path: Path) -> dict[str, bytes]:
 
 
 def _read_meta(content: bytes, path: Path) -> tuple[dict[int, str], dict[str, str]]:
-    """Number -> WordNet id, and WordNet id -> words, of the synsets without children: only they have images.
-
-    It is read in a process of its own: a damaged file makes scipy crash or take all memory.
-    """
-    command = [sys.executable, "-c", "from pipeline.sources import devkit; devkit.write_synsets()"]
-    try:
-        run = subprocess.run(command, input=content, capture_output=True, timeout=_META_SECONDS, check=False)
-        rows = json.loads(run.stdout) if not run.returncode else None
-    except (subprocess.TimeoutExpired, ValueError):
-        rows = None
+    """Number -> WordNet id, and WordNet id -> words, of the synsets without children: only they have images."""
+    rows = _synsets(content)
     if rows is None:
         raise UsageError(f"{path}: {META} can't be read, it is damaged; {_WANTED}")
     if isinstance(rows, str):
         raise UsageError(f"{path}: the synsets in {META} have no {rows}, so it is of another year; {_WANTED}")
     return {number: wnid for number, wnid, _ in rows}, {wnid: words for _, wnid, words in rows}
+
+
+def _synsets(content: bytes) -> Any:
+    """What `write_synsets` writes, by a process of its own: a damaged file makes scipy crash or take all memory."""
+    command = [sys.executable, "-c", "from pipeline.sources import devkit; devkit.write_synsets()"]
+    try:
+        run = subprocess.run(command, input=content, capture_output=True, timeout=_META_SECONDS, check=False)
+        return json.loads(run.stdout) if not run.returncode else None
+    except (subprocess.TimeoutExpired, ValueError):
+        return None
 
 
 def write_synsets() -> None:

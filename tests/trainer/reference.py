@@ -114,8 +114,8 @@ def training_image(c: Fields, split: Any, epoch: int, slot: int, crop: int | Non
             v2.RandomErasing(c["random_erasing"], value=statistics(c, split)[0].flatten().tolist()),
         ]
     if changes:
-        with torch.random.fork_rng():
-            torch.manual_seed(int(uniform(seed, epoch, one, 64)[0] * 2**53))
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(int(uniform(seed, epoch, one, 64)[0] * 2**53))
             image = v2.Compose(changes)(image.round().to(torch.uint8))
     return image.float()
 
@@ -197,7 +197,8 @@ def train(c: Fields, data: Path | str, world_size: int = 1) -> Result:
         for k in range(steps):
             for rank, replica in enumerate(replicas):
                 replica.train()
-                torch.manual_seed(int(np.random.SeedSequence([c["seed"], step, rank]).generate_state(1)[0]))
+                number = np.random.SeedSequence([c["seed"], step, rank]).generate_state(1)[0]
+                torch.default_generator.manual_seed(int(number))
                 for slots in np.split(
                     order[k * total : (k + 1) * total][rank::world_size], total // world_size // micro
                 ):

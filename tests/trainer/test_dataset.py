@@ -148,7 +148,7 @@ def wanted(data: RankPartitionedDataset) -> list[tuple[bytes, int]]:
     return sorted((image.contiguous().numpy().tobytes(), label) for image, label in (data[i] for i in range(len(data))))
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", ["fork", "forkserver"])
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_under_a_default_dataloader_with_persistent_workers(store, start, shuffle):
     data = RankPartitionedDataset(store, crop=9)
@@ -217,7 +217,7 @@ def test_a_replaced_store_is_noticed_by_new_workers(tmp_path):
 
 def test_a_worker_names_what_is_wrong(tmp_path):
     path = make_store(tmp_path / "s", {"train": (IMAGES, np.zeros(NUM))})
-    loader = DataLoader(RankPartitionedDataset(path), batch_size=4, num_workers=1, multiprocessing_context="spawn")
+    loader = DataLoader(RankPartitionedDataset(path), batch_size=4, num_workers=1, multiprocessing_context="forkserver")
     (path / "train" / "images" / "c.2.0.0.0").unlink()
     with pytest.raises(StoreError, match=r"c\.2\.0\.0\.0: missing chunk"):
         next(iter(loader))
@@ -314,8 +314,8 @@ from trainer.loader import Loader
 if __name__ == "__main__":
     data = RankPartitionedDataset({str(tmp_path / "s")!r})
     assert sum(len(labels) for _, labels in Loader(data, 100, threads=2)) == 1_000
-    for start in ("fork", "spawn"):
-        loader = DataLoader(data, batch_size=500, num_workers=2, multiprocessing_context=start)
+    for start, workers in ("fork", 2), ("spawn", 1):
+        loader = DataLoader(data, batch_size=500, num_workers=workers, multiprocessing_context=start)
         assert sum(len(labels) for _, labels in loader) == 1_000
 """
     (tmp_path / "script.py").write_text(code)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import asdict, fields
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -157,8 +158,19 @@ def tolerance(config: Config) -> float:
     return 1e-3 if config.amp else 5e-3 if config.randaugment and config.augment == "rrc" else 2e-5
 
 
+def reference_run(config: Config, world_size: int = 1, **changes: Any) -> reference.Result:
+    """Without the fields that change no figure; each run is done once."""
+    given = {name: value for name, value in {**asdict(config), **changes}.items() if name not in WITHOUT_EFFECT}
+    return _reference_run(json.dumps(given), world_size)
+
+
+@cache
+def _reference_run(given: str, world_size: int) -> reference.Result:
+    return reference.train(json.loads(given), json.loads(given)["data"], world_size)
+
+
 def assert_as_reference(config: Config, out: Path, world_size: int = 1) -> None:
-    wanted = reference.train(asdict(config), config.data, world_size)
+    wanted = reference_run(config, world_size)
     state, bound = checkpoint(out), tolerance(config)
     assert distance(wanted.weights, state["model"]) < bound
     if config.ema:
@@ -204,9 +216,7 @@ def test_the_reference_tells_a_field_from_its_default(name: str, folder: Path, t
     """Or the comparison would pass for a trainer that ignores it."""
     config = config_of(CASES[name], folder, tmp_path)
     default = {item.name: item.default for item in fields(Config)}[name]
-    with_field, without = (
-        reference.train({**asdict(config), **change}, config.data) for change in ({}, {name: BASE.get(name, default)})
-    )
+    with_field, without = reference_run(config), reference_run(config, **{name: BASE.get(name, default)})
     figures = [abs(a["val_loss"] - b["val_loss"]) for a, b in zip(with_field.lines, without.lines, strict=True)]
     weights = max(distance(with_field.weights, without.weights), distance(with_field.average, without.average))
     assert max(weights, *figures) > 4 * tolerance(config)
@@ -246,7 +256,7 @@ def job(rank: int, folder: Path, port: int) -> None:
 
 @pytest.fixture(scope="module")
 def two_ranks(folder: Path) -> Path:
-    mp.spawn(job, (folder, free_ports(1)[0]), nprocs=2)
+    mp.start_processes(job, (folder, free_ports(1)[0]), nprocs=2, start_method="forkserver")
     return folder
 
 

@@ -18,11 +18,11 @@ PACKAGES = ("efficient-imagenet", "torch", "torchvision", "numpy")
 def git_state(root: Path = ROOT) -> tuple[str, bool] | None:
     """(commit, whether tracked files differ from it) of the checkout whose root this is; None where it is none."""
     try:
-        top = _git(root, "rev-parse", "--show-toplevel")
+        top, commit = _git(root, "rev-parse", "--show-toplevel", "HEAD").splitlines()
         if Path(top).resolve() != root.resolve():
             return None  # installed into some other project's folder
-        return _git(root, "rev-parse", "HEAD"), bool(_git(root, "status", "--porcelain", "--untracked-files=no"))
-    except (OSError, subprocess.SubprocessError):
+        return commit, bool(_git(root, "status", "--porcelain", "--untracked-files=no"))
+    except (OSError, ValueError, subprocess.SubprocessError):
         return None
 
 

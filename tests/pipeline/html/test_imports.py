@@ -13,7 +13,7 @@ import pytest
     [
         ("pipeline.html.page", ("numpy", "PIL", "zarr", "yaml", "torch", "matplotlib")),
         ("pipeline.commands.report", ("torch", "matplotlib")),
-        ("pipeline.store.reader, pipeline.cli, trainer.training", ("pipeline.html", "jinja2")),
+        ("pipeline.store.reader, pipeline.cli", ("pipeline.html", "jinja2")),
         ("trainer.report.records, trainer.report.provenance", ("jinja2", "torch")),
     ],
 )
