@@ -36,12 +36,12 @@ class FixedArguments:
         super().__setattr__(name, value)
 
 
-def _checked_indices(given: npt.ArrayLike, split: Split) -> np.ndarray:
-    """int64 (N,), read-only, of slots that hold a served sample."""
+def checked_indices(given: npt.ArrayLike, split: Split, name: str = "indices") -> np.ndarray:
+    """int64 (N,), read-only, of slots that hold a served sample; an error names where they were given."""
     indices = np.asarray(given)
     if indices.ndim != 1 or indices.dtype.kind not in "iu" or len(indices) == 0:
         raise UsageError(
-            f"indices: must be a list of at least one slot, not {indices.dtype} {indices.shape} (of a mask take "
+            f"{name}: must be a list of at least one slot, not {indices.dtype} {indices.shape} (of a mask take "
             "np.flatnonzero)"
         )
     wrong = np.flatnonzero((indices < 0) | (indices >= split.num_samples))
@@ -51,7 +51,7 @@ def _checked_indices(given: npt.ArrayLike, split: Split) -> np.ndarray:
     if len(wrong):
         slot = indices[wrong[0]]
         why = "a bad sample" if 0 <= slot < split.num_samples else f"outside 0..{split.num_samples - 1}"
-        raise UsageError(f"indices: slot {slot} of {split.path} is {why}; take some of Split.valid_slots")
+        raise UsageError(f"{name}: slot {slot} of {split.path} is {why}; leave it out")
     indices.flags.writeable = False
     return indices
 
@@ -140,7 +140,7 @@ class RankPartitionedDataset(FixedArguments, torch.utils.data.Dataset[tuple[torc
         self.train = split == "train" if train is None else train
         self.order = order
         self.window = DEFAULT_WINDOW if window is None else index(window)
-        self.indices = None if indices is None else _checked_indices(indices, opened)
+        self.indices = None if indices is None else checked_indices(indices, opened)
         self.num_samples = opened.num_valid if self.indices is None else len(self.indices)
         self.weights = None if weights is None else _checked_weights(weights, self.num_samples)
         self.fingerprint = _fingerprint(opened, self.indices, self.weights)

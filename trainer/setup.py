@@ -18,7 +18,7 @@ from pipeline.text import one_line
 from trainer.augment import check_source_sizes, check_stretched, device_transform, is_stretched
 from trainer.batching import Batching
 from trainer.config import Config, Stage
-from trainer.dataset import RankPartitionedDataset
+from trainer.dataset import RankPartitionedDataset, checked_indices
 from trainer.evaluation import evaluate
 from trainer.loader import Loader
 from trainer.models import check_size, load_weights, make_model, read_weights
@@ -162,7 +162,7 @@ class TrainingSetup:
             crop=None if config.augment == "rrc" or self.stretched else stage.crop,
             order=config.order,
             window=config.window,
-            indices=_read_slots(config.subset) if config.subset else None,
+            indices=_read_slots(config.subset, store["train"]) if config.subset else None,
         )
         size = min(data.crop_shape[:2])
         if config.pad >= size:
@@ -195,13 +195,14 @@ class TrainingSetup:
             return evaluate(model, loader, self.transform, self.ranks, amp=self.amp, flip=flip, stopped=stopped)
 
 
-def _read_slots(file: str) -> np.ndarray:
-    """int (n,): the store slots in a .npy, or in a text with one on each line."""
+def _read_slots(file: str, split: Split) -> np.ndarray:
+    """int64 (n,): the split's slots in a .npy, or in a text with one on each line."""
     try:
-        return np.load(file) if file.endswith(".npy") else np.loadtxt(file, np.int64, ndmin=1)
+        slots = np.load(file) if file.endswith(".npy") else np.loadtxt(file, np.int64, ndmin=1)
     except (OSError, ValueError) as error:
         reason = one_line(error)
         raise UsageError(f"--subset {file}: must be a text with a slot on each line, or a .npy ({reason})") from error
+    return checked_indices(slots, split, f"--subset {file}")
 
 
 def _check_crop(flag: str, crop: int | None, split: Split) -> None:

@@ -262,4 +262,5 @@ def test_a_wrong_subset_is_one_line(store: Path, tmp_path: Path, content: str | 
     with pytest.raises(Error) as caught:
         run_of(store, subset=str(file))
     assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith(f"--subset {file}: ")
     assert caught.value.exit_code == 2
