@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from pipeline.errors import UsageError
+from pipeline.text import counted
 from trainer.models import load_weights
 from trainer.optimizer import load_optimizer
 from trainer.ranks import all_gather
@@ -83,4 +84,4 @@ def restore(run: TrainingRun, path: Path, saved: dict[str, Any]) -> None:
         raise UsageError(f"{source}: {error}") from error
     if path.name == PREVIOUS and path.with_name(LAST).exists() and Path(run.config.resume or "").name != PREVIOUS:
         run.say(f"note: {path.with_name(LAST)} is damaged: its steps since {PREVIOUS} are done again")
-    run.say(f"resuming from {path}: {state.epoch} of {run.config.epochs} epochs, {state.step:,} steps are done")
+    run.say(f"resuming from {path}: {counted(state.epoch, 'epoch')}, {counted(state.step, 'step')} done")

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from pipeline.text import counted
 from trainer.augment import make_mix, mirror, seed_step
 from trainer.config import Config
 from trainer.loader import Loader
@@ -65,8 +66,8 @@ def train(config: Config, ranks: Ranks, device: torch.device, say: Callable[[str
         run.saved = found is not None and found[0].parent.resolve() == out.resolve()
         if run.state.epoch >= config.epochs:
             say(
-                f"{out}: finished, {run.state.epoch} of --epochs {config.epochs} are done; nothing was trained or "
-                f"changed. To go on set --epochs above {run.state.epoch}"
+                f"{out}: finished: {counted(run.state.epoch, 'epoch')} done, --epochs {config.epochs}; nothing was "
+                f"trained or changed. To go on set --epochs above {run.state.epoch}"
             )
             return
         for loader in run.loaders:

@@ -225,7 +225,12 @@ def test_a_finished_run_stays_as_it_is(store: Path, tmp_path: Path, capsys: pyte
     before = tree(tmp_path)
     assert run_here(data=store, out=tmp_path, resume="auto", lr=0.25) == 0
     assert tree(tmp_path) == before
-    assert "2 of --epochs 2 are done; nothing was trained or changed. To go on set --epochs" in capsys.readouterr().out
+    assert "2 epochs done, --epochs 2; nothing was trained or changed. To go on set --epochs" in capsys.readouterr().out
+    assert run_here(data=store, out=tmp_path, resume="auto", epochs=1) == 0
+    assert tree(tmp_path) == before
+    out = capsys.readouterr().out
+    assert "2 epochs done, --epochs 1" in out
+    assert " of 1" not in out
 
 
 def test_accumulation_keeps_the_global_batch(store: Path, tmp_path: Path) -> None:
