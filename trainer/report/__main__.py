@@ -14,6 +14,7 @@ from jsonargparse import ArgumentParser
 from pipeline import __version__
 from pipeline.errors import Error, UsageError
 from pipeline.store.atomic import write_bytes
+from pipeline.store.remote import check_local
 from pipeline.text import one_line, printable
 from trainer.report.page import render_report
 from trainer.report.records import load_runs
@@ -28,8 +29,8 @@ def write_report(
 
     Args:
         paths: the runs' folders.
-        out: the page; by default `report.html` in the folder of a single run, `runs.html` beside the folder
-            `runs` that holds several, and in the current folder where they have no folder in common.
+        out: the page; by default `report.html` in the folder of a single run, and of several `runs.html` in the
+            current folder.
         note: gets a line on each folder whose run never began; it is left out.
 
     Returns:
@@ -40,7 +41,9 @@ def write_report(
         Error: a broken metrics.jsonl or config.yaml, or the page can't be written.
     """
     runs = load_runs(paths, note)
-    path = Path(out) if out is not None else default_path([run.folder for run in runs])
+    default = runs[0].folder / "report.html" if len(runs) == 1 else Path("runs.html")
+    path = default if out is None else Path(out)
+    check_local(out or "", "--out")
     if path.is_dir():
         raise UsageError(f"{path}: is a folder; give --out the name of a file, such as {path / 'report.html'}")
     try:
@@ -49,15 +52,6 @@ def write_report(
     except OSError as error:
         raise Error(f"{path}: can't be written ({error.strerror}); give another --out") from error
     return path
-
-
-def default_path(folders: Sequence[Path]) -> Path:
-    """Where the page goes: never into a folder of runs, where `runs/*` would take it for a run."""
-    if len(folders) == 1:
-        return folders[0] / "report.html"
-    parents = {folder.parent for folder in folders}
-    parent = parents.pop() if len(parents) == 1 else Path()
-    return parent.with_name(f"{parent.name}.html") if parent.name else Path("runs.html")
 
 
 class _Parser(ArgumentParser):
@@ -75,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         version=__version__,
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folders of runs, with metrics.jsonl and config.yaml")
-    help_out = "default: RUN/report.html for one run, runs.html for runs/*"
+    help_out = "default: RUN/report.html for one run, runs.html in this folder for several"
     parser.add_argument("--out", type=str, metavar="FILE.html", default=None, help=help_out)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     arguments = list(sys.argv[1:] if argv is None else argv)

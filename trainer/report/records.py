@@ -105,6 +105,8 @@ def load_runs(
     """
     folders = []
     for folder in dict.fromkeys(Path(os.path.abspath(path)) for path in paths):
+        if folder.suffix == ".html" and folder.is_file():  # a page, of which `*` in a folder of runs makes one, too
+            continue
         if (folder / LOCK).is_file() and not (folder / METRICS).is_file():
             note(f"{folder}: left out, its run was refused or ended before it began")
         else:

@@ -13,7 +13,7 @@ import yaml
 from pages import Element, read_page
 
 from pipeline.errors import Error
-from trainer.report.__main__ import default_path, main, write_report
+from trainer.report.__main__ import main, write_report
 from trainer.report.records import compare_configs, config_text, load_runs
 from trainer.schedule import learning_rate
 
@@ -46,6 +46,11 @@ def epochs(num: int, **figures: list[Any]) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture
 def runs(tmp_path: Path) -> list[Path]:
     config = {"data": "data/x.zarr", "out": "a", "model": "resnet18", "epochs": 4, "lr": 0.1, "stages": []}
@@ -67,7 +72,7 @@ def runs(tmp_path: Path) -> list[Path]:
 
 def test_figures_are_those_of_the_runs(runs: list[Path]) -> None:
     path = write_report(runs)
-    assert path == runs[0].parent.parent / "runs.html"
+    assert path.absolute() == runs[0].parent.parent / "runs.html"
     page = read_page(path)
     tables = page.tables()
     assert tables["Runs at a glance"] == [
@@ -363,10 +368,16 @@ def test_command_writes_where_it_is_told(runs: list[Path], tmp_path: Path, capsy
     read_page(out)
 
 
-def test_default_place_is_never_taken_for_a_run(tmp_path: Path) -> None:
-    assert default_path([Path("/x/runs/a"), Path("/x/runs/b")]) == Path("/x/runs.html")
-    assert default_path([Path("/x/runs/a"), Path("/x/more/b")]) == Path("runs.html")
-    assert default_path([Path("/a"), Path("/b")]) == Path("runs.html")
+def test_the_page_of_several_runs_is_in_the_current_folder(
+    runs: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(runs[0].parent)
+    for _ in range(2):  # the second time `*` names the page, too
+        assert main(sorted(path.name for path in Path().iterdir())) == 0
+        assert capsys.readouterr().out == "runs.html\n"
+    read_page(Path("runs.html"))
+    assert not (runs[0].parent.parent / "runs.html").exists()
+    assert main(["one", "two", "--out", "s3://bucket/x.html"]) == 2
 
 
 def test_needs_no_torch() -> None:
