@@ -39,7 +39,7 @@ def warm(
     if size_limit is not None and not size_limit > 0:
         raise UsageError(f"--size-limit {size_limit:g}: must be above 0")
     opened = open_store(store)
-    parts = [opened[name] for name in (split or opened.splits)]
+    parts = [opened[name] for name in dict.fromkeys(split or opened.splits)]
     for part in parts:
         if is_remote(part.path):
             raise UsageError(f"{part.path}: at a URL, so it isn't read by memory maps; `copy` it first")
@@ -51,7 +51,8 @@ def warm(
     for part in parts:
         chunks = int(min(part.num_chunks, left // part.chunk_bytes))
         left -= chunks * part.chunk_bytes
-        with Progress(part.name, chunks * part.chunk_images, part.image_bytes, quiet=quiet) as progress:
+        images = min(chunks * part.chunk_images, part.num_samples)
+        with Progress(part.name, images, part.image_bytes, quiet=quiet) as progress:
             read_chunks(part, chunks, progress.advance)
         say(progress.summary(), quiet=quiet)
         cached, huge = cached_shares(part) or (None, None)

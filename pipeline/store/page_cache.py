@@ -50,8 +50,8 @@ def read_chunk(split: Split, chunk: int) -> None:
 def read_chunks(split: Split, count: int, advance: Callable[[int], None]) -> None:
     """Read the first chunk files, several at a time; `advance` gets the number of images after each."""
     with ThreadPoolExecutor(THREADS) as pool:
-        for _ in pool.map(lambda chunk: read_chunk(split, chunk), range(count)):
-            advance(split.chunk_images)
+        for chunk, _ in enumerate(pool.map(lambda chunk: read_chunk(split, chunk), range(count))):
+            advance(min(split.chunk_images, split.num_samples - chunk * split.chunk_images))
 
 
 def cached_shares(split: Split) -> tuple[float, float] | None:

@@ -103,6 +103,15 @@ def test_the_command(store, capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_padding_and_a_split_named_twice_count_once(tmp_path, capsys):
+    small = make_store(tmp_path / "s.zarr", {"train": (make_images(9), np.zeros(9))}, chunk_images=4)
+    assert main(["warm", str(small), "--split", "train", "--split", "train"]) == 0
+    out, err = capsys.readouterr()
+    assert out.count("train: 3 of 3 chunk files read") == 1
+    assert err.count("images in") == 1
+    assert "train: 9 images in" in err
+
+
 def test_wrong_use_is_one_line(store, tmp_path):
     small = make_store(tmp_path / "s.zarr", {"train": (make_images(4), np.zeros(4))})
     copy_store(small, tmp_path / "zstd.zarr", codec="zstd", n_jobs=1, quiet=True)
