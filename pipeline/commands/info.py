@@ -90,11 +90,13 @@ def store_text(info: dict[str, Any]) -> str:
         if split["order"]["shuffled"]:
             by = f" by {split['order']['blocks']}" if "blocks" in split["order"] else ""
             order = f"shuffled{by}, seed {split['order']['seed']}"
+        small = split["chunk_images"] == -(-split["num_samples"] // 64)  # what `convert` chooses then
         lines += [
             f"{name}: {counted(split['num_samples'], 'sample')}"
             + (f", of them {bad:,} bad ({reasons})" if bad else ""),
             (
-                f"  files  {split['chunk_files']:,} of {counted(split['chunk_images'], 'image')}; "
+                f"  files  {split['chunk_files']:,} of {counted(split['chunk_images'], 'image')}"
+                f"{' (small, so that up to 64 jobs can share a conversion)' if small else ''}; "
                 f"{split['bytes']:,} bytes; {codecs}{pages_text(split)}"
             ),
             f"  order  {order}",
