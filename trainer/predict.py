@@ -204,7 +204,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--top", type=int, default=5, metavar="K", help="the K likeliest classes (default: 5)")
     parser.add_argument("--json", action="store_true", help="one line of JSON for each image")
     parser.add_argument("--data", help="the run's store, where it has moved")
-    parser.add_argument("--weights", help="weights other than RUN/best.pt")
+    parser.add_argument(
+        "--weights", help="weights other than RUN/best.pt, of the epoch with the highest top-1, the first of equal ones"
+    )
     try:
         options = parser.parse_args(argv)
         if options.top < 1:
