@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import signal
@@ -21,6 +22,8 @@ from pipeline.text import one_line
 BACKENDS = ("loky", "dask", "ray")
 PARENT_POLL_SECONDS = 0.5
 CONNECT_SECONDS = 8
+END_SECONDS, DEATH_SECONDS = 10.0, 0.5
+"""Workers have so long to end, all of them together; then each is killed, and has so long to die."""
 HTTP2_START = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
 """What a gRPC client, such as Ray's, sends first: the preface and empty settings."""
 WORKER_DEATHS = {"TerminatedWorkerError", "KilledWorker", "WorkerCrashedError", "RayActorError"}
@@ -164,6 +167,8 @@ def run_jobs(name: str, n_jobs: int, function: Callable[[Job], Result], jobs: Se
         # Here the workers start.
         with _interrupts_wait() if name == "loky" and n_jobs != 1 else contextlib.nullcontext():
             results = parallel(joblib.delayed(function)(job) for job in jobs)
+        if name == "loky" and n_jobs != 1:
+            bound_joins(joblib.externals.loky.get_reusable_executor(reuse=True))
         yield from results
     except Exception as error:
         if WORKER_DEATHS.isdisjoint(kind.__name__ for kind in type(error).__mro__):
@@ -177,4 +182,30 @@ def run_jobs(name: str, n_jobs: int, function: Callable[[Job], Result], jobs: Se
 def stop_workers(name: str) -> None:
     """End loky's idle workers, which would otherwise wait for more jobs for a while."""
     if name == "loky":
-        joblib.externals.loky.get_reusable_executor(reuse=True).shutdown(wait=True)
+        executor = joblib.externals.loky.get_reusable_executor(reuse=True)
+        bound_joins(executor)
+        executor.shutdown(wait=True)
+
+
+def bound_joins(executor: Any) -> None:
+    """Let nobody wait for ever for the end of a loky executor's workers, as loky and the end of Python do otherwise.
+
+    A worker may hang in a library that has threads of its own, or, where no signal helps, in the I/O of a dead disk.
+    """
+    deadline: list[float] = []
+    for process in list(executor._processes.values()):
+        process.join = functools.partial(_join, process, deadline)
+
+
+def _join(process: Any, deadline: list[float], timeout: float | None = None) -> None:
+    """As `Process.join`; without a timeout up to a deadline, which the first call sets."""
+    join = functools.partial(type(process).join, process)
+    if timeout is not None:
+        join(timeout)
+        return
+    deadline[:] = deadline or [time.monotonic() + END_SECONDS]
+    join(max(DEATH_SECONDS, deadline[0] - time.monotonic()))
+    if process.is_alive():
+        with contextlib.suppress(OSError):
+            os.kill(process.pid, getattr(signal, "SIGKILL", signal.SIGTERM))
+        join(DEATH_SECONDS)

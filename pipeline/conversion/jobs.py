@@ -17,7 +17,7 @@ from joblib import effective_n_jobs
 from joblib.externals.loky import ProcessPoolExecutor
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-from pipeline.conversion.backends import WorkerDiedError, end_with_parent, run_jobs
+from pipeline.conversion.backends import WorkerDiedError, bound_joins, end_with_parent, run_jobs
 from pipeline.conversion.prepare import SplitJob
 from pipeline.conversion.receipts import read_receipt
 from pipeline.conversion.workdir import Liveness
@@ -72,7 +72,9 @@ def convert_alone(task: ChunkTask, chunk: int) -> ChunkResult:
         note.write_text("-1")
         executor = ProcessPoolExecutor(1, initializer=end_with_parent, initargs=(os.getpid(),))
         try:
-            return executor.submit(convert_chunk, task, chunk).result()
+            result = executor.submit(convert_chunk, task, chunk)
+            bound_joins(executor)
+            return result.result()
         except TerminatedWorkerError:
             slot = int(note.read_text())
             if slot in slots and slot >= 0:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from folders import make_folder, same_tree
+from joblib.externals.loky import process_executor
 
 from pipeline import convert
-from pipeline.conversion.backends import backend, run_jobs
+from pipeline.conversion import backends
+from pipeline.conversion.backends import backend, run_jobs, stop_workers
 from pipeline.errors import Error, UsageError
 
 
@@ -30,6 +36,42 @@ def test_workers_start_deaf_to_ctrl_c() -> None:
         masks = list(run_jobs("loky", 2, signals_that_wait, range(4)))
     assert all(signal.SIGINT in mask for mask in masks)
     assert signal.SIGINT not in signals_that_wait(0)
+
+
+def never_ends(_: int) -> int:
+    atexit.register(time.sleep, 40)
+    return os.getpid()
+
+
+def test_a_worker_that_never_ends_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "END_SECONDS", 1.0)
+    with backend("loky", None):
+        workers = {psutil.Process(worker) for worker in run_jobs("loky", 2, never_ends, range(4))}
+        start = time.monotonic()
+        stop_workers("loky")
+    assert time.monotonic() - start < 30
+    assert not any(worker.is_running() for worker in workers)
+
+
+def fails_or_hangs(job: int) -> None:
+    time.sleep(60 * job)
+    raise ZeroDivisionError
+
+
+@pytest.mark.timeout(90)
+def test_a_worker_that_no_signal_ends_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one in a system call that can't be interrupted: what kills it does nothing."""
+    start, tried = time.monotonic(), list[int]()
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError), backend("loky", None):
+        patch.setattr(backends, "END_SECONDS", 1.0)
+        patch.setattr(process_executor, "kill_process_tree", lambda process: process.join())
+        patch.setattr(os, "kill", lambda pid, _: tried.append(pid))
+        list(run_jobs("loky", 2, fails_or_hangs, [0, 1]))
+    assert tried
+    for worker in tried:
+        assert psutil.Process(worker).is_running()
+        psutil.Process(worker).kill()
+    assert time.monotonic() - start < 50
 
 
 @pytest.mark.parametrize(
