@@ -16,11 +16,12 @@ LIMIT_BYTES = 500e6
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
 
 MEASURE = """
-import json, os, sys, types, joblib
+import json, os, sys, types, joblib, pathlib
 from pipeline.sources import open_source
+from pipeline.sources.archive_index import KeptIndex
 
 {before}
-found = open_source({src!r})
+found = open_source({src!r}, index=KeptIndex(pathlib.Path({index!r})))  # as a conversion, which keeps it
 source = found.splits["train"]
 joblib.dump(source, {index!r})
 peak = next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
