@@ -10,6 +10,7 @@ don't depend on which files happen to be there, and a note says so. Other splits
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -32,6 +33,7 @@ from pipeline.store.format import split_order
 from pipeline.text import as_text
 
 MAX_WAYS = 100  # to one folder, through links
+MAX_BESIDE = 20  # folders beside SRC that are looked into
 
 
 def list_folder(path: bytes, ignored: Ignored | None = None) -> tuple[list[bytes], list[bytes]]:
@@ -215,6 +217,11 @@ def open_folder(src: Path, options: SourceOptions) -> SourceSet:
     for split, part in flat.items():
         if is_official_val(part.keys):
             made.notes.append(f"{split}: ImageNet's validation images; {NAME}.tar.gz beside it would label them")
+        elif not holds_splits and not listed[split] and (other := _other_class(os.path.abspath(root))):
+            above = as_text(os.path.dirname(os.path.abspath(root)))
+            made.notes.append(
+                f"{split}: no labels; {above} may hold classes, such as {as_text(other)}: give that as SRC"
+            )
         beside = label_files(Path(os.fsdecode(part.root)))
         beside += label_files(src) if part.root != root else label_files(src.parent, src.name)
         if beside:
@@ -248,6 +255,17 @@ def build(
     if not class_ids and not from_text:  # no train split, or an unlabelled one
         class_ids = [name for scan in scans.values() for name in scan.classes]
     return assemble(kind, scans, options, class_ids=class_ids or None, read_integers=from_text, ignored=ignored)
+
+
+def _other_class(root: bytes) -> bytes | None:
+    """A folder beside an unlabelled one that holds images, too, so that both may be classes."""
+    above, name = os.path.split(root)
+    with contextlib.suppress(OSError, UsageError):
+        beside, _ = list_folder(above)
+        if name not in names.splits_among(beside):
+            others = [folder for folder in beside[:MAX_BESIDE] if folder != name]
+            return next((folder for folder in others if list_folder(os.path.join(above, folder))[1]), None)
+    return None
 
 
 def _refuse_wrapper(root: bytes) -> None:

@@ -36,6 +36,16 @@ def test_split_folders_with_classes(tmp_path):
     assert found.notes == []
 
 
+def test_a_class_folder_as_source_points_to_the_folder_above(tmp_path):
+    write(tmp_path / "photos", "cat/1.jpg", "dog/1.jpg", "dog/2.jpg")
+    (note,) = open_source(tmp_path / "photos" / "dog").notes
+    assert f"{tmp_path}/photos may hold classes, such as cat: give that as SRC" in note
+    write(tmp_path / "splits", "train/1.jpg", "val/1.jpg")
+    write(tmp_path / "alone", "dog/1.jpg", "notes/1.txt")
+    for source in ("splits/train", "alone/dog", "photos"):
+        assert open_source(tmp_path / source).notes == []
+
+
 def test_names_of_splits(tmp_path):
     write(tmp_path, "Training/cat/1.jpg", "validation/cat/1.jpg", "TEST/cat/1.jpg")
     assert list(open_source(tmp_path).splits) == ["train", "val", "test"]
