@@ -42,7 +42,7 @@ class BadSample(Exception):  # noqa: N818 - an outcome of one sample, not a fail
 
 
 BAD_SAMPLE_REASONS = {
-    "missing": "the file is gone, or a link points nowhere",
+    "missing": "no image is there: the file is gone, a link points nowhere, or the row is empty",
     "unreadable": "the file can't be read (permission or input/output error)",
     "not-a-file": "not a regular file (FIFO, socket, device, folder or a loop of links)",
     "empty": "the file has no bytes",

@@ -21,7 +21,7 @@ class Columns:
     Attributes:
         image: column of {bytes, path} or of bytes.
         name_path: the leaf `image.path`, where there is one.
-        label: column of integers or text, if there is one.
+        label: column of integers, text or booleans, if there is one.
         class_names: what the file calls the integer labels, if it does.
     """
 
@@ -30,7 +30,9 @@ class Columns:
     label: str | None
     class_names: tuple[str, ...] | None
     unused: tuple[str, ...] = ()
-    """The other columns."""
+    """The other columns that may be labels."""
+    unfit: tuple[str, ...] = ()
+    """The others, each with its type."""
 
 
 def find_columns(schema: Any, path: str, options: SourceOptions) -> Columns:
@@ -53,7 +55,7 @@ def find_columns(schema: Any, path: str, options: SourceOptions) -> Columns:
     def is_label(kind: Any) -> bool:
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         types = pa.types
-        fitting = (types.is_integer, types.is_floating, types.is_string, types.is_large_string)
+        fitting = (types.is_integer, types.is_floating, types.is_string, types.is_large_string, types.is_boolean)
         return any(is_kind(kind) for is_kind in fitting)
 
     def pick(what: str, declared_as: str, known: Sequence[str], fits: Any, asked: str | None) -> str | None:
@@ -64,7 +66,10 @@ def find_columns(schema: Any, path: str, options: SourceOptions) -> Columns:
             if isinstance(feature, dict) and feature.get("_type") == declared_as and name in possible
         ]
         if asked and asked not in possible:
-            raise UsageError(f"{path}: --{what}-column {asked}: not among those that may be it: {', '.join(possible)}")
+            have = ", ".join(possible) or "none"
+            is_there = asked in schema.names
+            why = f"{schema.field(asked).type} can't be the {what}" if is_there else "no such column"
+            raise UsageError(f"{path}: --{what}-column {asked}: {why}; columns that can be: {have}")
         if not asked and len(declared) > 1:
             raise UsageError(f"{path}: {' and '.join(declared)} may both be the {what}; name one with --{what}-column")
         found = [name for name in known if name in possible]
@@ -74,16 +79,26 @@ def find_columns(schema: Any, path: str, options: SourceOptions) -> Columns:
     label = pick("label", "ClassLabel", LABEL_COLUMNS, is_label, options.label_column)
     if image is None:
         have = ", ".join(f"{column.name}: {column.type}" for column in list(schema)[:8])
-        raise UsageError(f"{path}: no image column (bytes, or {{bytes, path}}) among {have}; give --image-column")
+        if any(is_image(column.type) for column in schema):
+            raise UsageError(f"{path}: no image column (bytes, or {{bytes, path}}) among {have}; give --image-column")
+        raise UsageError(
+            f"{path}: no column of images, as encoded bytes or {{bytes, path}}, among {have}; for paths in text give "
+            "a CSV of paths and labels, or cast_column(NAME, datasets.Image()); for arrays pass (image, label) pairs"
+        )
     kind = schema.field(image).type
     has_name = pa.types.is_struct(kind) and kind.get_field_index("path") >= 0
     class_names = features.get(label, {}).get("names") if isinstance(features.get(label), dict) else None
-    unused = tuple(name for name in schema.names if name not in (image, label))
-    return Columns(image, f"{image}.path" if has_name else None, label, tuple(class_names or ()) or None, unused)
+    others = [column for column in schema if column.name not in (image, label)]
+    unused = tuple(column.name for column in others if is_label(column.type))
+    unfit = tuple(f"{column.name}: {column.type}" for column in others if not is_label(column.type))
+    return Columns(image, f"{image}.path" if has_name else None, label, tuple(class_names or ()) or None, unused, unfit)
 
 
 def whole_label(label: Any, column: str | None, where: str) -> Any:
-    """A label as it is, or the whole number that a float is: pandas writes integers so where one is missing."""
+    """A label as it is; of a float the whole number that it is, as pandas writes integers where one is missing; of a
+    boolean its name."""
+    if isinstance(label, bool):
+        return str(label)
     if isinstance(label, float):
         if not label.is_integer():
             raise UsageError(f"{where}: label {label} in {column}; write whole numbers or text")

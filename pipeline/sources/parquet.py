@@ -202,9 +202,11 @@ def assemble_tables(kind: str, parts: Mapping[str, Any], options: SourceOptions,
         raise UsageError(f"{where}: its files name the classes in different ways; convert them one by one")
     class_names = list(named.pop()) if named else []
     hints = {
-        split: f"there are other columns ({some(part.columns.unused)}); name the labels' column with --label-column"
-        for split, part in parts.items()
-        if part.columns and not part.columns.label and part.columns.unused
+        split: f"there are other columns ({some(columns.unused)}); name the labels' column with --label-column"
+        if columns.unused
+        else f"there are other columns ({some(columns.unfit)}), none of them one whole number or text for each image"
+        for split, columns in ((split, part.columns) for split, part in parts.items())
+        if columns and not columns.label and (columns.unused or columns.unfit)
     }
     made = assemble(kind, parts, options, num_classes=len(class_names) or None, label_hints=hints)
     if class_names and len(class_names) == len(made.class_ids):

@@ -95,7 +95,7 @@ def test_columns_are_asked_for_or_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no image of train has a label.*price"):
         open_source(unlabelled)
     assert len(open_source(unlabelled, unlabelled=True).splits["train"]) == 3
-    with pytest.raises(UsageError, match="no image column"):
+    with pytest.raises(UsageError, match="no column of images"):
         open_source(made(3, price=[1, 2, 3]).remove_columns("image"))
     with pytest.raises(UsageError, match="give val twice"):
         open_source({"val": made(3), "validation": made(3)})
@@ -103,6 +103,15 @@ def test_columns_are_asked_for_or_refused(tmp_path: Path) -> None:
         open_source(str(tmp_path), "hugging-face")
     with pytest.raises(UsageError, match="--source folder: for paths, not for a Dataset in Python; leave it out"):
         open_source(made(3), "folder")
+
+
+def test_columns_that_cannot_be_images_say_what_to_pass() -> None:
+    text = datasets.Dataset.from_dict({"image": ["a.png"], "label": [True]})
+    with pytest.raises(UsageError, match="cast_column") as caught:
+        open_source(text)
+    assert "--image-column" not in str(caught.value)
+    found = open_source(text.cast_column("image", datasets.Image()))
+    assert list(found.class_ids) == ["True"]
 
 
 def test_a_stream_says_what_it_lacks() -> None:

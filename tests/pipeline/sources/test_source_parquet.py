@@ -112,13 +112,32 @@ def test_other_column_names(tmp_path, columns):
     assert samples(open_source(tmp_path / "x.parquet").splits["train"]) == [(b"1", 1, b"1")]
 
 
+def test_booleans_are_two_classes(tmp_path):
+    rows = [(image("1"), True), (image("2"), False), (image("3"), True)]
+    write(tmp_path / "x.parquet", rows, label_type=pa.bool_(), classes=None)
+    found = open_source(tmp_path / "x.parquet")
+    assert list(found.class_ids) == ["False", "True"]
+    assert found.splits["train"].labels.tolist() == [1, 0, 1]
+
+
+def test_columns_that_cannot_be_labels_are_not_pointed_to(tmp_path):
+    write(tmp_path / "x.parquet", [(image("1"), [1])], label_type=pa.list_(pa.int64()), classes=None)
+    with pytest.raises(UsageError, match="label: list") as caught:
+        open_source(tmp_path / "x.parquet")
+    assert "--label-column" not in str(caught.value)
+    with pytest.raises(UsageError, match=r"list<.*> can't be the label; columns that can be: none"):
+        open_source(tmp_path / "x.parquet", label_column="label")
+    with pytest.raises(UsageError, match="--label-column nix: no such column"):
+        open_source(tmp_path / "x.parquet", label_column="nix")
+
+
 def test_missing_columns_are_named_with_those_that_are_there(tmp_path):
     write(tmp_path / "x.parquet", [(image("1"), 1)], columns=("image", "score"), classes=None)
     with pytest.raises(UsageError, match="other columns .score.; name"):
         open_source(tmp_path / "x.parquet")
     assert open_source(tmp_path / "x.parquet", unlabelled=True).splits["train"].labels.tolist() == [UNLABELLED]
     write(tmp_path / "x.parquet", [("1.jpg", 1)], image_type=pa.string(), classes=None)
-    with pytest.raises(UsageError, match=r"x.parquet: no image column .* image: string, label: int64"):
+    with pytest.raises(UsageError, match=r"x.parquet: no column of images.* image: string, label: int64; for paths"):
         open_source(tmp_path / "x.parquet")
     write(tmp_path / "x.parquet", [(image("1"), 1.5)], label_type=pa.float64(), classes=None)
     with pytest.raises(UsageError, match="label 1.5 in label"):
