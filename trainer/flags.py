@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import json
 import re
 import textwrap
@@ -93,12 +94,8 @@ def _dashes(text: str) -> str:
     return re.sub(r"--[a-z]\w*", lambda flag: flag[0].replace("_", "-"), text)
 
 
-def parse(argv: Sequence[str]) -> Config:
-    """The config of a command line. `--help` prints and exits.
-
-    Raises:
-        UsageError: an unknown flag or key, a wrong type or a value out of range, in one line.
-    """
+@functools.cache
+def _parser() -> _Parser:
     set_parsing_settings(docstring_parse_attribute_docstrings=True, add_print_completion_argument=True)
     parser = _Parser(
         prog="trainer/main.py",
@@ -109,6 +106,16 @@ def parse(argv: Sequence[str]) -> Config:
     )
     parser.add_argument("--config", help=f"YAML file with any of these fields, or a recipe's name: {_recipe_names()}.")
     parser.add_class_arguments(Config, as_group=False)
+    return parser
+
+
+def parse(argv: Sequence[str]) -> Config:
+    """The config of a command line. `--help` prints and exits.
+
+    Raises:
+        UsageError: an unknown flag or key, a wrong type or a value out of range, in one line.
+    """
+    parser = _parser()
     try:
         values = parser.parse_args(list(_plain_flags(argv)))
         del values["config"]

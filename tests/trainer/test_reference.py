@@ -127,7 +127,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.metrics.draw_curves", lambda *args: None)
     monkeypatch.setitem(networks.OWN, "tiny_resnet", lambda classes, size: reference.tiny_resnet(classes))
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))  # without minutes of C++
 

@@ -30,11 +30,6 @@ from trainer.training import TrainingRun
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.metrics.draw_curves", lambda *args: None)
-
-
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return quadrant_store(tmp_path_factory.mktemp("data") / "quadrants-8.zarr")

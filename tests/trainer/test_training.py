@@ -28,12 +28,6 @@ from trainer.schedule import learning_rate
 from trainer.stop import LossWatch
 
 
-@pytest.fixture(autouse=True)
-def no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing takes longer than these runs."""
-    monkeypatch.setattr("trainer.metrics.draw_curves", lambda *args: None)
-
-
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return quadrant_store(tmp_path_factory.mktemp("data") / "quadrants-8.zarr")
@@ -338,7 +332,7 @@ def test_a_full_disk_during_the_run_is_the_last_word(
 ) -> None:
     monkeypatch.setattr(run_folder.torch, "save", no_space)
     monkeypatch.setattr("trainer.metrics.draw_curves", no_space)
-    monkeypatch.setattr("trainer.metrics.SummaryWriter.close", no_space)
+    monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter.close", no_space)
     line = refusal(capsys, code=1, data=store, out=tmp_path)
     assert line.endswith("best.pt: the checkpoint can't be written (No space left on device); earlier ones are kept")
 
