@@ -15,6 +15,7 @@ import yaml
 import trainer
 from pipeline import __version__
 from pipeline.errors import UsageError
+from trainer import flags
 from trainer.config import Config, Stage
 from trainer.flags import dump, parse
 
@@ -170,6 +171,7 @@ def test_completion_of_the_shell(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("shtab")
     with pytest.raises(SystemExit):
         parse(["--print-completion=shtab-bash"])
+    flags._parser.cache_clear()  # shtab has changed it
     script = capsys.readouterr().out
     ask = "COMP_WORDS=(torchrun trainer/main.py --glob); COMP_CWORD=2; _shtab_trainer_main_py; echo ${COMPREPLY[@]}"
     done = subprocess.run(["bash", "-c", f"{script}\n{ask}"], capture_output=True, text=True, check=True)
