@@ -39,7 +39,8 @@ class Config:
     cache: str | None = None
     """For a store at a URL: a folder on this machine's disk to which it is brought, beside training."""
     model: str = "resnet50"
-    """A torchvision classifier, one of our own (resnet_small, whitened_net, flatten_linear, vit_s_16), or timm's."""
+    """A torchvision classifier, one of our own (resnet_small, resnet_small_wide, whitened_net, flatten_linear,
+    vit_s_16), or timm's."""
     blurpool: bool = False
     """Blur before each strided convolution of 16 channels or more."""
     zero_init_residual: bool = False

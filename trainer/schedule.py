@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+
+SCHEDULES: dict[str, Callable[[float], float]] = {
+    "cosine": lambda share: 0.5 * (1 + math.cos(math.pi * share)),
+    "linear": lambda share: 1 - share,
+}
+"""Share of the steps after the warm-up that are done -> share of the peak rate."""
 
 
 def learning_rate(step: int, total_steps: int, warmup_steps: float, peak: float, schedule: str = "cosine") -> float:
@@ -11,4 +18,4 @@ def learning_rate(step: int, total_steps: int, warmup_steps: float, peak: float,
     if step < warmup_steps:
         return peak * (step + 1) / (warmup_steps + 1)
     share = (step - warmup_steps) / (total_steps - warmup_steps)
-    return peak * (1 - share) if schedule == "linear" else peak * 0.5 * (1 + math.cos(math.pi * share))
+    return peak * SCHEDULES[schedule](share)

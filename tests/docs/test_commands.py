@@ -84,9 +84,9 @@ range=${1#--array=}
 seq "${range%-*}" "${range#*-}" | xargs -P 2 -I INDEX env SLURM_ARRAY_TASK_ID=INDEX bash -c "${!#}"
 """
 
-RUN = "--device cpu --global-batch 8 --warmup-epochs 0 --no-compile --no-amp"
+RUN = "--device cpu --global-batch 8 --warmup-epochs 0 --no-compile --no-amp --no-zero-init-residual"
 SMALL = f"{RUN} --model resnet_small --crop 16 --eval-crop 16"
-STAGES = "[{epoch: 0, size: 160, crop: 16}, {epoch: 1, size: 192, crop: 16}, {epoch: 2, size: 224, crop: 24}]"
+STAGES = "[{epoch: 0, size: 256, crop: 16}, {epoch: 1, size: 256, crop: 24}]"
 """Flags that follow a training command's own."""
 
 
@@ -234,7 +234,7 @@ SCENARIOS = [
     Scenario(
         ("docs/migration.md: From FFCV",),
         flags=f"{RUN} --model resnet_small --stages '{STAGES}' --eval-crop 24",
-        epochs=3,
+        epochs=2,
         slow=True,
     ),
     Scenario(

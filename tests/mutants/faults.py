@@ -76,7 +76,7 @@ MUTANTS = {
         "training.py", "config.lr * self.batching.global_batch / 256", "config.lr", field("data")
     ),
     "warm-up-off": Mutant("schedule.py", "if step < warmup_steps:", "if step < 0:", field("warmup_epochs")),
-    "linear-schedule-off": Mutant("schedule.py", 'if schedule == "linear"', "if False", field("schedule")),
+    "linear-schedule-off": Mutant("schedule.py", "SCHEDULES[schedule]", 'SCHEDULES["cosine"]', field("schedule")),
     "options-of-the-checkpoint": Mutant(
         "optimizer.py",
         "{**saved, **options}",

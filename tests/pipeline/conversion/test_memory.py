@@ -135,7 +135,7 @@ def test_a_worker_at_full_size(photographs: list[Path], tmp_path: Path) -> None:
     num = 64 * (100 * 10**6 // (256 * 256 * 3))
     parent, workers = measure(photographs, num, tmp_path / "a.zarr", size=256, chunk_mb=100, part="1/32")
     chunks = list((tmp_path / "a.zarr.work" / "train" / "split" / "images").iterdir())
-    assert [chunk.stat().st_size for chunk in chunks] == [508 * 256 * 256 * 3] * 2
+    assert [chunk.stat().st_size for chunk in chunks] == [508 * 256 * 256 * 3 + 16 * 508 + 4] * 2  # and the index
     assert max(workers.values()) < WORKER_BYTES, workers
     assert parent < WORKER_BYTES, parent
 
