@@ -8,6 +8,7 @@ installed shows as ImportError. The pixels served are those of the store; only t
 from __future__ import annotations
 
 import io
+import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from pipeline.store.reader import Split
+from tests.stores import as_format_1
+from trainer.dataset import RankPartitionedDataset
+from trainer.loader import Loader
 
 BATCH, CROP = 256, 224
 Epoch = Callable[[], Iterable[Any]]
@@ -69,6 +73,13 @@ class MapDataset(Dataset):
         crop = random_crop(self.images[i])
         pixels = torch.from_numpy(np.ascontiguousarray(crop.transpose(2, 0, 1)) if self.permuted else crop.copy())
         return pixels, int(self.labels[i])
+
+
+def format_1(images: Images, labels: np.ndarray, folder: Path, workers: int) -> Epoch:
+    """Ours, from the store as releases before format 2 wrote it."""
+    store = as_format_1(Path(shutil.copytree(images.split.path.parent, folder / "s.zarr")))
+    loader = Loader(RankPartitionedDataset(store, crop=CROP), BATCH, threads=workers)
+    return lambda: loader
 
 
 def memmap(images: Images, labels: np.ndarray, folder: Path, workers: int, *, permuted: bool = False) -> Epoch:
@@ -202,6 +213,7 @@ def litdata(images: Images, labels: np.ndarray, folder: Path, workers: int) -> E
 
 
 PEERS: dict[str, tuple[Callable[[Images, np.ndarray, Path, int], Epoch], int]] = {
+    "Efficient ImageNet, format 1, 1 thread": (format_1, 1),
     "FFCV raw, random crop": (ffcv_raw, 1),
     "FFCV raw, random crop, 2 workers": (ffcv_raw, 2),
     "FFCV raw, random resized crop": (ffcv_resized, 1),
