@@ -164,7 +164,7 @@ def _refuse_empty(found: SourceSet) -> None:
 def _refuse_vanished_labels(found: SourceSet) -> None:
     for split, hint in found.label_hints.items():
         if split in found.splits and (np.asarray(found.splits[split].labels) == UNLABELLED).all():
-            raise UsageError(f"{found.origin}: no image of {split} has a label, but {hint}; or give --unlabelled")
+            raise UsageError(f"{found.origin}: no image of {split} has a label, but {hint}, or give --unlabelled")
 
 
 def _without_empty(found: SourceSet, asked: Sequence[str]) -> SourceSet:

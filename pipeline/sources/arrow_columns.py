@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.errors import UsageError
@@ -29,9 +29,9 @@ class Columns:
     name_path: str | None
     label: str | None
     class_names: tuple[str, ...] | None
-    unused: tuple[str, ...] = ()
+    unused: tuple[str, ...] = field(default=(), compare=False)
     """The other columns that may be labels."""
-    unfit: tuple[str, ...] = ()
+    unfit: tuple[str, ...] = field(default=(), compare=False)
     """The others, each with its type."""
 
 
@@ -59,7 +59,7 @@ def find_columns(schema: Any, path: str, options: SourceOptions) -> Columns:
         return any(is_kind(kind) for is_kind in fitting)
 
     def pick(what: str, declared_as: str, known: Sequence[str], fits: Any, asked: str | None) -> str | None:
-        possible = [field.name for field in schema if fits(field.type)]
+        possible = [column.name for column in schema if fits(column.type)]
         declared = [
             name
             for name, feature in features.items()

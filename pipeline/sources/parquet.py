@@ -204,7 +204,8 @@ def assemble_tables(kind: str, parts: Mapping[str, Any], options: SourceOptions,
     hints = {
         split: f"there are other columns ({some(columns.unused)}); name the labels' column with --label-column"
         if columns.unused
-        else f"there are other columns ({some(columns.unfit)}), none of them one whole number or text for each image"
+        else f"there are other columns ({some(columns.unfit)}), none of which can be labels (whole numbers, text, "
+        "booleans); write them into a column of their own"
         for split, columns in ((split, part.columns) for split, part in parts.items())
         if columns and not columns.label and (columns.unused or columns.unfit)
     }

@@ -122,7 +122,7 @@ def test_booleans_are_two_classes(tmp_path):
 
 def test_columns_that_cannot_be_labels_are_not_pointed_to(tmp_path):
     write(tmp_path / "x.parquet", [(image("1"), [1])], label_type=pa.list_(pa.int64()), classes=None)
-    with pytest.raises(UsageError, match="label: list") as caught:
+    with pytest.raises(UsageError, match=r"label: list.*booleans.*, or give --unlabelled$") as caught:
         open_source(tmp_path / "x.parquet")
     assert "--label-column" not in str(caught.value)
     with pytest.raises(UsageError, match=r"list<.*> can't be the label; columns that can be: none"):
@@ -167,6 +167,13 @@ def test_files_that_disagree(tmp_path):
     (tmp_path / "train-1.parquet").rename(tmp_path / "val-1.parquet")
     with pytest.raises(UsageError, match="name the classes in different ways"):
         open_source(tmp_path)
+
+
+@pytest.mark.parametrize("kinds", [(pa.string(), pa.null()), (pa.list_(pa.int32()), pa.list_(pa.int64()))])
+def test_spare_columns_may_differ_between_files(tmp_path, kinds):
+    for number, kind in enumerate(kinds):
+        write(tmp_path / f"train-{number}.parquet", [(image(str(number)), 1)], spare=(kind, [None]))
+    assert samples(open_source(tmp_path).splits["train"]) == [(b"0", 1, b"0"), (b"1", 1, b"1")]
 
 
 def test_rows_without_an_image(tmp_path):

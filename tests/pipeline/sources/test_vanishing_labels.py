@@ -279,7 +279,7 @@ def test_two_columns_of_a_kind_are_refused_without_a_flag(tmp_path):
     found = open_source(path, image_column="photo", label_column="fine")
     assert found.splits["train"].labels.tolist() == [1, 2]
     assert found.splits["train"].read(1) == b"p1"
-    with pytest.raises(UsageError, match="--label-column nothing: not among"):
+    with pytest.raises(UsageError, match="--label-column nothing: no such column"):
         open_source(path, image_column="photo", label_column="nothing")
 
 
