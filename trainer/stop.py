@@ -40,7 +40,7 @@ def sigterm_ends(then: str) -> Iterator[None]:
     """Within the block, which may wait long and in Python alone, SIGTERM raises an Error; `then` says how to go on."""
 
     def end(number: int, _: FrameType | None) -> None:
-        error = Error(f"stopped by SIGTERM before the first step; {then}")
+        error = Error(f"stopped by SIGTERM; {then}")
         error.exit_code = 128 + number
         raise error
 

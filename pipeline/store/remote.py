@@ -19,7 +19,7 @@ from urllib.parse import unquote
 
 import numpy as np
 
-from pipeline.errors import UsageError
+from pipeline.errors import Error, UsageError
 from pipeline.text import one_line
 
 LOCAL = "file://"
@@ -31,12 +31,13 @@ def place(path: str | os.PathLike[str] | RemotePath) -> Path:
     """Where a store lies: an absolute path, or for a URL a `RemotePath`, which readers use alike.
 
     Raises:
-        UsageError: a URL without a bucket or host.
+        UsageError: a URL without a bucket, host or path.
     """
     text = str(path)
     if NAMELESS.match(text):
-        scheme = text.partition(":")[0]
-        raise UsageError(f"{text}: a URL without a bucket or host; write {scheme}://NAME/x.zarr")
+        if text.startswith(LOCAL):
+            raise UsageError(f"{text}: a URL without a path; write file:///PATH")
+        raise UsageError(f"{text}: a URL without a bucket or host; write {text.partition(':')[0]}://NAME/x.zarr")
     if "://" in text and not text.startswith(LOCAL):
         return cast(Path, RemotePath(text))
     return Path(unquote(text.removeprefix(LOCAL)) if text.startswith(LOCAL) else text).absolute()
@@ -90,6 +91,8 @@ class RemotePath:
             yield system, path
         except (FileNotFoundError, NotADirectoryError):
             raise FileNotFoundError(errno.ENOENT, "not found", self.url) from None
+        except Error:  # ours, such as of a signal
+            raise
         except Exception as error:  # each package raises kinds of its own
             raise OSError(errno.EIO, one_line(error), self.url) from error
 

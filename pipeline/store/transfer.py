@@ -16,18 +16,18 @@ Result = TypeVar("Result")
 
 
 @contextlib.contextmanager
-def failures(place: Path, then: str) -> Iterator[None]:
+def failures(where: Path, then: str) -> Iterator[None]:
     """Raise what the network or the disk says as an Error: what, where, and `then` as what to do.
 
     Args:
-        place: named where the failure names no file.
+        where: named where the failure names no file.
     """
     try:
         yield
-    except FileNotFoundError as error:
-        raise Error(f"{error.filename or place}: not found; check the address, and that its bucket exists") from error
     except (OSError, RuntimeError) as error:
-        what, why = getattr(error, "filename", None) or place, getattr(error, "strerror", None) or one_line(error)
+        what, why = str(getattr(error, "filename", None) or where), getattr(error, "strerror", None) or one_line(error)
+        if isinstance(error, FileNotFoundError):
+            why, then = "not found", "check the address, and that its bucket exists" if "://" in what else then
         raise Error(f"{what}: {why}; {then}") from error
 
 

@@ -1,5 +1,6 @@
 """Stores at URLs: what is read, and how often; fsspec's memory stands for a bucket."""
 
+import errno
 import json
 import pickle
 import subprocess
@@ -24,6 +25,7 @@ from pipeline.commands.warm import warm
 from pipeline.errors import Error, StoreError, StoreNotFoundError, UsageError
 from pipeline.store.format import chunk_name
 from pipeline.store.remote import RemotePath, place
+from pipeline.store.transfer import failures
 from trainer.dataset import RankPartitionedDataset
 
 NUM, K, SIZE = 22, 4, 16
@@ -200,8 +202,19 @@ def test_urls_without_a_bucket_or_host_are_no_paths(
         assert main(arguments) == 2
         assert f"{url}: a URL" in capsys.readouterr().err
     assert set(tmp_path.iterdir()) == before
+    with pytest.raises(UsageError, match=r"^file:///: .* write file:///PATH$"):
+        place("file:///")
     assert place("./s3:/x").name == "x"
     assert place("memory:///x").name == "x"
+
+
+@pytest.mark.parametrize(
+    ("name", "then"), [("s3://b/x", "check the address, and that its bucket exists"), ("/disk/x", "run it again")]
+)
+def test_what_is_gone_has_the_remedy_of_its_place(name: str, then: str) -> None:
+    for where, filename in ((name, None), ("/elsewhere", name)):
+        with pytest.raises(Error, match=f"^{name}: not found; {then}$"), failures(place(where), "run it again"):
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", filename)
 
 
 def test_a_part_of_a_store_names_the_store(remote: str, store: Path) -> None:

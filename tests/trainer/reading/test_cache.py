@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 from folders import same_tree
@@ -23,6 +24,7 @@ from pipeline import open_store
 from pipeline.commands.copy_store import copy_store
 from pipeline.errors import Error, StoreError, StoreNotFoundError, UsageError
 from pipeline.store.format import chunk_name
+from pipeline.store.locks import flock
 from pipeline.store.remote import RemotePath
 from trainer.dataset import RankPartitionedDataset
 from trainer.loader import Loader
@@ -403,14 +405,46 @@ def test_a_killed_run_is_taken_up(in_another_place: str, store: Path, tmp_path: 
 
 
 def test_sigterm_while_another_run_brings_the_store(
-    in_another_place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    in_another_place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    def killed(fd: int) -> bool:
+        held = flock(fd)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return held
+
     cache = tmp_path / "cache"
     other = Cache(str(cache), True, lambda line: None)
     with other._lock(cache / "a.zarr") as held:
         assert held
-        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        monkeypatch.setattr(cache_module, "flock", killed)
         line = refusal(capsys, 143, data=in_another_place, cache=cache, order="windowed")
+    assert "stopped by SIGTERM" in line
+
+
+@pytest.mark.parametrize("complete", [True, False])
+@pytest.mark.parametrize("call", ["info", "cat_file"])
+def test_sigterm_while_the_bucket_is_read(
+    remote: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    complete: bool,
+    call: str,
+) -> None:
+    if complete:
+        run = Run(remote, tmp_path / "cache")
+        joined(run)
+        run.close()
+    system = type(fsspec.filesystem("memory"))
+    ask = getattr(system, call)
+
+    def killed(*args: Any, **options: Any) -> Any:
+        monkeypatch.setattr(system, call, ask)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return ask(*args, **options)
+
+    monkeypatch.setattr(system, call, killed)
+    line = refusal(capsys, 143, data=remote, cache=tmp_path / "cache", order="windowed")
     assert "stopped by SIGTERM" in line
 
 
