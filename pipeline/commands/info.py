@@ -9,7 +9,7 @@ from typing import Any
 from pipeline import __version__
 from pipeline.commands.warm import pages_text
 from pipeline.image.resize import resizer, software_versions
-from pipeline.store.format import chunk_name
+from pipeline.store.format import MIN_CHUNKS, chunk_name
 from pipeline.store.page_cache import cached_shares
 from pipeline.store.reader import Store
 from pipeline.store.remote import is_remote
@@ -90,13 +90,14 @@ def store_text(info: dict[str, Any]) -> str:
         if split["order"]["shuffled"]:
             by = f" by {split['order']['blocks']}" if "blocks" in split["order"] else ""
             order = f"shuffled{by}, seed {split['order']['seed']}"
-        small = split["chunk_images"] == -(-split["num_samples"] // 64)  # what `convert` chooses then
+        small = ""
+        if split["chunk_images"] == -(-split["num_samples"] // MIN_CHUNKS):
+            small = f" (small, so that {MIN_CHUNKS} jobs can share a conversion)"
         lines += [
             f"{name}: {counted(split['num_samples'], 'sample')}"
             + (f", of them {bad:,} bad ({reasons})" if bad else ""),
             (
-                f"  files  {split['chunk_files']:,} of {counted(split['chunk_images'], 'image')}"
-                f"{' (small, so that up to 64 jobs can share a conversion)' if small else ''}; "
+                f"  files  {split['chunk_files']:,} of {counted(split['chunk_images'], 'image')}{small}; "
                 f"{split['bytes']:,} bytes; {codecs}{pages_text(split)}"
             ),
             f"  order  {order}",

@@ -38,7 +38,7 @@ simd_resize_instructions(void) {
 filter: PIL's number. bounds: 2 * out_size numbers, for each pixel the first of its source pixels, counted from the
 first one that is used at all, and how many they are. weights: out_size * K numbers, of which `room` have room. used:
 the first source pixel, the number of source pixels from it to the last one, and the binary digits of a weight behind
-the point. Returns K, the weights per pixel; 0 where memory or room is short, or there is no such filter. */
+the point. Returns K, the weights per pixel; 0 where memory or room is short, and -1 where there is no such filter. */
 EXPORT int
 simd_weights(
     int in_size, float start, float end, int out_size, int filter, int *bounds, INT16 *weights, size_t room, int *used
@@ -50,7 +50,7 @@ simd_weights(
         [IMAGING_TRANSFORM_LANCZOS] = &LANCZOS,
     };
     if (filter < 0 || filter >= (int)(sizeof kernels / sizeof *kernels) || !kernels[filter]) {
-        return 0;
+        return -1;
     }
     int *all_bounds;
     double *all_weights;

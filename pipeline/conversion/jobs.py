@@ -72,9 +72,9 @@ def convert_alone(task: ChunkTask, chunk: int) -> ChunkResult:
         note.write_text("-1")
         executor = ProcessPoolExecutor(1, initializer=end_with_parent, initargs=(os.getpid(),))
         try:
-            result = executor.submit(convert_chunk, task, chunk)
+            future = executor.submit(convert_chunk, task, chunk)
             bound_joins(executor)
-            return result.result()
+            return future.result()
         except TerminatedWorkerError:
             slot = int(note.read_text())
             if slot in slots and slot >= 0:

@@ -87,7 +87,7 @@ class ConvertOptions:
     seed: int = _flag(0, "SEED")
     """seed of the shuffle, and of the draw of val"""
     chunk_mb: float = _flag(100.0, "MB")
-    """largest chunk file in 10^6 bytes; a small set gets smaller ones, up to 64 for as many jobs"""
+    """size of a chunk file in 10^6 bytes; a small set has up to 64 smaller ones, for as many jobs"""
     overwrite: bool = False
     """delete these splits, and unfinished work, first"""
     dry_run: bool = False

@@ -15,7 +15,7 @@ from pipeline.errors import Error, StoreError
 from pipeline.sources.base import Source
 from pipeline.sources.byte_strings import ByteStrings
 from pipeline.store.atomic import atomic_file, write_json
-from pipeline.store.format import BAD_LABEL, FORMAT_VERSION, chunk_file_bytes
+from pipeline.store.format import BAD_LABEL, FORMAT_VERSION, MIN_CHUNKS, chunk_file_bytes
 from pipeline.store.geometry import Geometry
 from pipeline.store.reader import Split, Store
 
@@ -23,11 +23,11 @@ MIX_SAMPLES = 1024  # mixed among each other where a source is read in blocks: a
 
 
 def chunk_length(image_bytes: int, num_samples: int, chunk_mb: float) -> int:
-    """Slots per chunk, K: about `chunk_mb` megabytes (10^6), and enough chunks for 64 workers on small sets.
+    """Slots per chunk, K: about `chunk_mb` megabytes (10^6), and enough chunks for `MIN_CHUNKS` workers on small sets.
 
     `image_bytes` are those of one image in the largest of the sizes.
     """
-    return max(1, min(int(chunk_mb * 10**6) // image_bytes, -(-num_samples // 64)))
+    return max(1, min(int(chunk_mb * 10**6) // image_bytes, -(-num_samples // MIN_CHUNKS)))
 
 
 def slot_order(num_samples: int, *, shuffled: bool, seed: int, blocks: np.ndarray | None = None) -> np.ndarray:

@@ -71,6 +71,7 @@ def _axis(in_size: int, start: float, end: float, out_size: int, filter_name: st
         *(in_size, start, end, out_size, Image.Resampling[filter_name.upper()]),
         *(bounds.ctypes.data, weights.ctypes.data, most * out_size, used.ctypes.data),
     )
+    assert count >= 0, f"no kernel for {filter_name}"
     if not count:
         raise MemoryError("no memory for the weights of a resize")
     changes = out_size != in_size or start != 0 or end != out_size

@@ -37,7 +37,7 @@ def index_archives(
     `kept` is asked first for what an earlier run found under `name`. `scan` is what adds the archives, if they aren't
     just added one by one.
     """
-    stamps = file_stamps(archives, inodes=True)
+    stamps = file_stamps(archives)
     key = json.dumps([VERSION, [os.path.abspath(path) for path in archives], stamps.tolist()]).encode()
     index = kept.load(name, key, stamps[:, 0]) if kept else None
     if index is None:

@@ -112,27 +112,25 @@ def read_file(path: bytes) -> bytes:
     return data
 
 
-def file_stamps(paths: Sequence[bytes | str], *, inodes: bool = False) -> np.ndarray:
+def file_stamps(paths: Sequence[bytes | str]) -> np.ndarray:
     """int64 (N, 2): size and modification time in ns of each file; (-1, -1) where it can't be looked at.
-
-    With `inodes` int64 (N, 3), the last being the file's number.
 
     Many files are looked at in threads: on a network each look waits for the server.
     """
-    stamps = np.full((len(paths), 3), -1, np.int64)
+    stamps = np.full((len(paths), 2), -1, np.int64)
 
     def look(first: int, step: int) -> None:
         for row in range(first, len(paths), step):
             with suppress(OSError, ValueError):
                 status = os.stat(paths[row])
-                stamps[row] = status.st_size, status.st_mtime_ns, status.st_ino & (1 << 63) - 1
+                stamps[row] = status.st_size, status.st_mtime_ns
 
     if len(paths) < 2 * STAT_THREADS:
         look(0, 1)
     else:
         with ThreadPoolExecutor(STAT_THREADS) as pool:
             list(pool.map(look, range(STAT_THREADS), [STAT_THREADS] * STAT_THREADS))
-    return stamps if inodes else np.ascontiguousarray(stamps[:, :2])
+    return stamps
 
 
 @dataclass(eq=False)

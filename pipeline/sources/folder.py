@@ -220,7 +220,8 @@ def open_folder(src: Path, options: SourceOptions) -> SourceSet:
         elif not holds_splits and not listed[split] and (other := _other_class(os.path.abspath(root))):
             above = as_text(os.path.dirname(os.path.abspath(root)))
             made.notes.append(
-                f"{split}: no labels; {above} may hold classes, such as {as_text(other)}: give that as SRC"
+                f"{split}: no labels; if the folders in {above} are classes ({as_text(other)} is another), give "
+                f"{above} as SRC"
             )
         beside = label_files(Path(os.fsdecode(part.root)))
         beside += label_files(src) if part.root != root else label_files(src.parent, src.name)
@@ -262,9 +263,10 @@ def _other_class(root: bytes) -> bytes | None:
     above, name = os.path.split(root)
     with contextlib.suppress(OSError, UsageError):
         beside, _ = list_folder(above)
-        if name not in names.splits_among(beside):
-            others = [folder for folder in beside[:MAX_BESIDE] if folder != name]
-            return next((folder for folder in others if list_folder(os.path.join(above, folder))[1]), None)
+        for other in () if name in names.splits_among(beside) else beside[:MAX_BESIDE]:
+            with contextlib.suppress(OSError, UsageError):
+                if other != name and list_folder(os.path.join(above, other))[1]:
+                    return other
     return None
 
 

@@ -25,6 +25,8 @@ COPY = ".copy"
 """Name of an unfinished copy in its work folder; no split's name begins so."""
 PARTIAL_ROOT = "zarr.json.partial"
 """Name of the root group of a store whose chunks are still being brought from a URL."""
+MIN_CHUNKS = 64
+"""`convert` cuts a small split into so many chunks, or one an image, so that as many jobs can share it."""
 CODECS = ("none", "zstd", "blosc", "max")
 """What `copy --codec` takes."""
 SMALL_ARRAYS = {"labels": "int32", "keys": "uint8", "key_offsets": "int64", "source_size": "int32", "digests": "uint8"}

@@ -42,7 +42,9 @@ def test_commands_succeed(folder: Path, store: Path, capsys: pytest.CaptureFixtu
     assert main(["verify", str(store), "--against", str(folder), "--quiet"]) == 0
     assert "every check passed" in capsys.readouterr().out
     assert main(["info", str(store)]) == 0
-    assert "train: 10 samples" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert "train: 10 samples" in output
+    assert "small, so that 64 jobs" in output
     assert main(["info", str(store), "--json"]) == 0
     info = json.loads(capsys.readouterr().out)
     assert info["splits"]["train"]["bytes"] == 10 * (16 * 16 * 3 + 16 + 4)  # each image is a chunk with an index

@@ -5,7 +5,9 @@ A module of its own, because each process imports it: without pytest and what ma
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import io
 import json
 import os
 import warnings
@@ -16,6 +18,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from trainer import main as main_module
 from trainer.augment import DeviceTransform
 from trainer.dataset import RankPartitionedDataset
 from trainer.evaluation import evaluate
@@ -110,4 +113,10 @@ def job(rank: int, folder: Path) -> None:
     os.environ["MASTER_PORT"] = (folder / "ports").read_text().split()[0]
     command = "--model=flatten_linear --epochs=1 --global-batch=1024 --batch-size=128 --device=cpu --timeout=100"
     results["4097"] = main([f"--data={folder / '4097.zarr'}", f"--out={folder / 'run4097'}", *command.split()])
+    os.environ["MASTER_PORT"] = (folder / "ports").read_text().split()[WORLD + 1]
+    main_module.GRACE_SECONDS = 0.1
+    with contextlib.redirect_stderr(io.StringIO()) as errors:
+        code = main([f"--data={folder / 'one.zarr'}", "--model=flatten_linear", "--global-batch=4", "--device=cpu"])
+    results["refusal"] = code, errors.getvalue()
     (folder / f"results{rank}.json").write_text(json.dumps(results))
+    os._exit(0)  # as the trainer does: the refused group is left as it is

@@ -46,7 +46,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     )
     images, labels = quadrant_images(4097, size=4)
     make_store(folder / "4097.zarr", {"train": (images, labels), "val": (images[:5], labels[:5])}, chunk_images=512)
-    (folder / "ports").write_text(" ".join(map(str, free_ports(WORLD + 1))))
+    make_store(folder / "one.zarr", {"train": (images[:1], labels[:1]), "val": (images[:5], labels[:5])})
+    (folder / "ports").write_text(" ".join(map(str, free_ports(WORLD + 2))))
     mp.start_processes(job, (folder,), nprocs=WORLD, start_method="forkserver")
     found = [json.loads((folder / f"results{rank}.json").read_text()) for rank in range(WORLD)]
     found[0]["run"] = metrics(folder / "run4097")
@@ -77,6 +78,14 @@ def test_gradients_equal_one_process_on_the_whole_batch(results: list[dict[str, 
 def test_4097_samples_on_4_ranks_with_global_batch_1024(results: list[dict[str, Any]]) -> None:
     assert [result["4097"] for result in results] == [0] * WORLD
     assert results[0]["run"][-1]["step"] == 4
+
+
+def test_a_refusal_inside_the_group_ends_all_ranks(results: list[dict[str, Any]]) -> None:
+    for result in results:
+        code, line = result["refusal"]
+        assert code == 2
+        assert "world size 4 is larger than the 1 samples" in line
+        assert line.count("\n") == 1
 
 
 def test_no_stride_warnings_from_ddp(results: list[dict[str, Any]]) -> None:

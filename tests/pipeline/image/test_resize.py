@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from pipeline.compiled.library import RESIZE, Library
+from pipeline.compiled.library import RESIZE, Library, load
 from pipeline.image import resize as resizer
 from pipeline.store.geometry import FILTERS
 
@@ -126,3 +126,14 @@ def test_software_versions_can_be_stored() -> None:
     assert json.loads(json.dumps(versions)) == versions
     assert versions["pillow"] == PIL.__version__
     assert {"resizer", "simplejpeg", "numpy", "zarr", "efficient-imagenet", "libjpeg_turbo"} <= versions.keys()
+
+
+def test_an_unknown_filter_has_no_weights() -> None:
+    """C indexes its table of kernels by the number."""
+    library = load(RESIZE)[0]
+    if library is None:
+        pytest.skip("no compiled library here")
+    bounds, used, weights = np.empty(10, np.int32), np.empty(3, np.int32), np.empty(200, np.int16)
+    for number in (-1, 0, 5, 99):
+        arguments = 10, 0.0, 10.0, 5, number, bounds.ctypes.data, weights.ctypes.data, 200, used.ctypes.data
+        assert library.simd_weights(*arguments) == -1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import tarfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -45,10 +46,15 @@ def imagenet(path: Path) -> Path:
 
 
 def folders(path: Path) -> Path:
-    """A tar with class folders, one of them empty, and a link."""
+    """A tar with class folders, two of them without images, and a link."""
     path.mkdir()
     files = {f"{name}/{i}.jpg": jpeg(i) if i else BAD for name in ("cat", "dog") for i in range(6)}
     (path / "pets.tar").write_bytes(tar_bytes(files | {"rat/readme.txt": b"none yet"}))
+    with tarfile.open(path / "pets.tar", "a") as archive:
+        for name, kind in ("ant", tarfile.DIRTYPE), ("dog/7.jpg", tarfile.SYMTYPE):
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.linkname = kind, "1.jpg" if kind == tarfile.SYMTYPE else ""
+            archive.addfile(entry)
     return path
 
 
@@ -135,18 +141,11 @@ def touched(source: Path) -> None:
     os.utime(source / "pets.tar", ns=(status.st_atime_ns, status.st_mtime_ns + 1))
 
 
-def another_file(source: Path) -> None:
-    status = os.stat(source / "pets.tar")
-    (source / "new").write_bytes((source / "pets.tar").read_bytes())
-    os.utime(source / "new", ns=(status.st_atime_ns, status.st_mtime_ns))
-    os.replace(source / "new", source / "pets.tar")
-
-
 def another_archive(source: Path) -> None:
     (source / "more.tar").write_bytes(tar_bytes({"cat/more.jpg": jpeg(3)}))
 
 
-@pytest.mark.parametrize("change", [one_more, touched, another_file, another_archive])
+@pytest.mark.parametrize("change", [one_more, touched, another_archive])
 def test_changed_archives_are_scanned(tmp_path: Path, reads: Counter[str], change: Callable[[Path], None]) -> None:
     source = folders(tmp_path / "source")
     work = begin(source, tmp_path / "a.zarr")

@@ -39,7 +39,7 @@ def test_split_folders_with_classes(tmp_path):
 def test_a_class_folder_as_source_points_to_the_folder_above(tmp_path):
     write(tmp_path / "photos", "cat/1.jpg", "dog/1.jpg", "dog/2.jpg")
     (note,) = open_source(tmp_path / "photos" / "dog").notes
-    assert f"{tmp_path}/photos may hold classes, such as cat: give that as SRC" in note
+    assert f"(cat is another), give {tmp_path}/photos as SRC" in note
     write(tmp_path / "splits", "train/1.jpg", "val/1.jpg")
     write(tmp_path / "alone", "dog/1.jpg", "notes/1.txt")
     for source in ("splits/train", "alone/dog", "photos"):
