@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from pipeline.store.geometry import Geometry
 from pipeline.store.reader import Store, open_store
 from pipeline.store.remote import check_local, is_remote, place
 from pipeline.store.split import Split
+from pipeline.store.transfer import failures
 from pipeline.text import as_text, one_line, printable
 from trainer.augment import DeviceTransform, device_transform
 from trainer.flags import parse
@@ -32,6 +34,7 @@ from trainer.order import centre_offsets
 from trainer.ranks import Ranks
 from trainer.report.records import CONFIG
 
+AGAIN = "mend that and run it again"
 BATCH = 64
 """Images that go through the model together."""
 
@@ -121,29 +124,32 @@ def read_squares(predictor: Predictor, paths: Sequence[str], failed: list[str]) 
     """The images of files and of a store's splits, one after the other; those that can't be read go to `failed`."""
     for path in paths:
         where = place(path)
-        if (where / "zarr.json").exists():
-            store, split = _split(where)
-            fit = store.geometry["fit"]
-            if fit != predictor.geometry.fit:
-                wanted_fit = predictor.geometry.fit
-                raise UsageError(
-                    f"{path}: made with --fit {fit}, the run's store with {wanted_fit}; give another split"
-                )
-            if split.image_shape != predictor.geometry.image_shape:
-                wanted = predictor.geometry.image_shape
-                raise UsageError(f"{path}: its images are {split.image_shape}, the run's {wanted}; give another split")
-            for slot in split.valid_slots.tolist():
-                height, width = split.source_size[slot].tolist()
-                yield Square(as_text(split.key(slot)), split.image(slot), (height, width))
-            continue
-        if not is_remote(where) and where.is_dir():
-            raise UsageError(f"{path}: a folder; give image files, such as {path}/*.jpg, or a store's split")
+        square = None
         try:
-            yield predictor.square(path, where.read_bytes())
+            if not (where / "zarr.json").exists():
+                if not is_remote(where) and where.is_dir():
+                    raise UsageError(f"{path}: a folder; give image files, such as {path}/*.jpg, or a store's split")
+                square = predictor.square(path, where.read_bytes())
         except OSError as error:
             failed.append(f"{path}: {error.strerror}")
         except BadSample as error:
             failed.append(f"{path}: {BAD_SAMPLE_REASONS[error.reason]} ({error.detail or error.reason})")
+        else:
+            with failures(where, AGAIN):
+                yield from [square] if square else _split_squares(predictor, where)
+
+
+def _split_squares(predictor: Predictor, where: Path) -> Iterator[Square]:
+    store, split = _split(where)
+    fit, wanted_fit = store.geometry["fit"], predictor.geometry.fit
+    if fit != wanted_fit:
+        raise UsageError(f"{where}: made with --fit {fit}, the run's store with {wanted_fit}; give another split")
+    wanted = predictor.geometry.image_shape
+    if split.image_shape != wanted:
+        raise UsageError(f"{where}: its images are {split.image_shape}, the run's {wanted}; give another split")
+    for slot in split.valid_slots.tolist():
+        height, width = split.source_size[slot].tolist()
+        yield Square(as_text(split.key(slot)), split.image(slot), (height, width))
 
 
 def _split(path: Path) -> tuple[Store, Split]:
@@ -174,7 +180,9 @@ def predict(options: argparse.Namespace) -> list[str]:
     """Print each image's likeliest classes; returns a line for each image that can't be read."""
     check_local(options.run, "RUN")
     check_local(options.weights or "", "--weights")
-    predictor = Predictor.of_run(Path(options.run), options.data, options.weights and Path(options.weights))
+    run = Path(options.run)
+    with failures(run, AGAIN):
+        predictor = Predictor.of_run(run, options.data, options.weights and Path(options.weights))
     failed: list[str] = []
     for batch in batches(read_squares(predictor, options.image, failed)):
         best = predictor.probabilities(batch).topk(min(options.top, len(predictor.class_ids)))
@@ -187,11 +195,13 @@ def predict(options: argparse.Namespace) -> list[str]:
             named = ", ".join(f"{item['name']} {item['probability']:.1%}" for item in found)
             text = json.dumps(line) if options.json else printable(f"{square.name}: {named}")
             sys.stdout.write(text + "\n")
+    sys.stdout.flush()  # here, where a reader that is gone is noticed
     return failed
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code: 0, 1 (an image that can't be read, a damaged store) or 2 (wrong use)."""
+    """The command line; returns the exit code: 0, 1 (an image that can't be read, a damaged store), 2 (wrong use)
+    or 141 (nobody reads the output)."""
     parser = argparse.ArgumentParser(
         prog="python -m trainer.predict",
         description="Say what images show, by the weights of a run.",
@@ -204,9 +214,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--top", type=int, default=5, metavar="K", help="the K likeliest classes (default: 5)")
     parser.add_argument("--json", action="store_true", help="one line of JSON for each image")
     parser.add_argument("--data", help="the run's store, where it has moved")
-    parser.add_argument(
-        "--weights", help="weights other than RUN/best.pt, of the epoch with the highest top-1, the first of equal ones"
-    )
+    parser.add_argument("--weights", help="instead of RUN/best.pt, which holds the epoch with the highest top-1")
     try:
         options = parser.parse_args(argv)
         if options.top < 1:
@@ -216,8 +224,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(stop.code or 0)
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that Python can flush it at the end
+        return 141
     except OSError as error:
-        sys.stderr.write(printable(f"predict: {error.filename}: {error.strerror}; check the address") + "\n")
+        sys.stderr.write(f"predict: output: {error.strerror}; {AGAIN}\n")
         return 1
     except Error as error:
         sys.stderr.write(printable(f"predict: {one_line(error)}") + "\n")

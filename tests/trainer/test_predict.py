@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -86,12 +88,29 @@ def test_what_lies_at_a_url(folder: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_a_server_that_fails_is_said_in_one_line(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fails(path: RemotePath) -> Any:
+    def fails(path: RemotePath, *_: Any) -> Any:
         raise OSError(errno.EIO, "no connection", path.url)
 
-    monkeypatch.setattr(RemotePath, "stat", fails)
-    assert main([str(folder / "run"), "s3://bucket/x.zarr/val"]) == 1
-    assert len(capsys.readouterr().err.splitlines()) == 1
+    good = next((folder / "pictures" / "val").rglob("*.png"))
+    with monkeypatch.context() as patched:
+        patched.setattr(RemotePath, "stat", fails)
+        (line,) = predictions(capsys, folder / "run", good, "s3://bucket/x.png", code=1)
+        assert line["image"] == str(good)
+        assert main([str(folder / "run"), "s3://bucket/x.zarr/val"]) == 1
+        assert len(capsys.readouterr().err.splitlines()) == 1
+    monkeypatch.setattr(RemotePath, "read_range", fails)
+    assert main([str(folder / "run"), f"local://{folder}/own.zarr/val"]) == 1
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "own.zarr/val" in said
+    assert "no connection" in said
+
+
+def test_nobody_reads_the_output(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as gone, monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", gone)
+        assert main([str(folder / "run"), str(folder / "own.zarr" / "val")]) == 141
 
 
 def test_whole_pictures(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
