@@ -19,17 +19,16 @@ import numpy as np
 
 from pipeline.errors import Error, StoreError, UsageError
 from pipeline.store.atomic import fsync_dir, remove_temps, write_bytes
-from pipeline.store.format import PARTIAL_ROOT, SMALL_ARRAYS, chunk_index, chunk_name, single_chunk_name
-from pipeline.store.integrity import altered_arrays
+from pipeline.store.format import PARTIAL_ROOT, chunk_index, chunk_name
 from pipeline.store.locks import flock
 from pipeline.store.reader import Store
-from pipeline.store.remote import RemotePath, file_sizes
+from pipeline.store.remote import RemotePath
 from pipeline.store.split import Split
 from pipeline.store.transfer import failures, in_threads
 from pipeline.text import one_line
 from trainer.reading.arriving import ArrivingSplit, ArrivingStore
+from trainer.reading.small_files import ROOTS, compare, read_small, write_small
 
-ROOTS = ("zarr.json", PARTIAL_ROOT)
 THREADS = 4
 """Chunks that are brought at once."""
 POLL_SECONDS = 0.05
@@ -74,7 +73,7 @@ class Cache:
 
         Raises:
             UsageError: another store has this name in DIR, or this one can't be cached.
-            StoreError: it is damaged.
+            StoreError: it is damaged, and the URL can't mend it.
             Error: the bucket can't be read, or DIR can't hold the store.
         """
         if url not in self._stores:
@@ -89,67 +88,57 @@ class Cache:
         return not any(isinstance(store, ArrivingStore) for store in self._stores.values())
 
     def _open(self, url: str, path: Path) -> Store:
-        mended = False
         while True:
-            damage: StoreError | None = None
-            for root in ROOTS:
-                if (path / root).exists():
-                    if self.leader:
-                        self._compare(url, path, root)
-                    try:
-                        store = Store(path) if root == "zarr.json" else ArrivingStore(path, url, self._bring)
-                        for name in store.splits:
-                            store[name]  # raises where files are missing or have another size
-                    except StoreError as error:
-                        if mended:
-                            raise
-                        damage = error if (path / root).exists() else None  # or another run has just completed it
-                        break
-                    if self.leader and isinstance(store, ArrivingStore):
-                        self._check_room(store)
+            with contextlib.suppress(StoreError):  # damaged, or another run has just completed it
+                if store := self._present(url, path):
                     return store
             with self._lock(path) if self.leader else contextlib.nullcontext(False) as held:
-                if held and damage:
-                    self._mend(url, path, damage)
-                    mended = True
-                if held and not any((path / root).exists() for root in ROOTS):
-                    _bring_small(Store(url), path)
                 if held:
-                    continue
+                    return self._begin(url, path)
             time.sleep(POLL_SECONDS)
 
-    def _compare(self, url: str, path: Path, root: str) -> None:
-        """Raise UsageError where what is in DIR isn't the URL's store."""
-        try:
-            splits = Store(url).splits
-            for name in ["zarr.json", *(f"{split}/zarr.json" for split in splits)]:
-                here = path / (root if name == "zarr.json" else name)
-                if not here.exists() or here.read_bytes() != (RemotePath(url) / name).read_bytes():
-                    raise UsageError(
-                        f"{path}: holds another store than {url}, or that one was replaced since ({name} differs); "
-                        "choose another --cache, or delete it"
-                    )
-        except (OSError, StoreError) as error:
-            if root == PARTIAL_ROOT:
-                raise
-            self._say(f"note: {url} can't be read ({one_line(error)}); training from {path} as it is")
+    def _present(self, url: str, path: Path) -> Store | None:
+        """The store in DIR, if there is one.
 
-    def _mend(self, url: str, path: Path, damage: StoreError) -> None:
-        """Make an incomplete store of a damaged one: what is missing or has another size will be brought again."""
-        what = one_line(damage).partition("; ")[0]
+        Raises:
+            UsageError: it isn't the URL's.
+            StoreError: files are missing or damaged.
+        """
+        root = next((root for root in ROOTS if (path / root).exists()), None)
+        if root is None:
+            return None
+        note = compare(url, path, root) if self.leader else ""
+        store = Store(path) if root == "zarr.json" else ArrivingStore(path, url, self._bring)
+        for name in store.attrs.get("splits", store.splits):
+            if (path / name).exists():  # not of a bucket that holds some splits only
+                store[name]  # raises where files are missing or have another size
+        if self.leader and isinstance(store, ArrivingStore):
+            self._check_room(store)
+        if note:
+            self._say(note)
+        return store
+
+    def _begin(self, url: str, path: Path) -> Store:
+        """Under the lock: the store in DIR; first all but chunks of images is brought, where it isn't there in full."""
+        damage = None
         try:
-            store = Store(url)
-            splits = [Split(store, name, check=False) for name in store.splits]
+            if store := self._present(url, path):  # another run may have brought it
+                return store
+        except StoreError:
+            damage = f"{path}: files are missing or damaged"
+        try:
+            small, file_bytes = read_small(Store(url))
         except (OSError, StoreError) as error:
-            raise StoreError(f"{what}; run it again with the same --cache when {url} can be read") from error
-        self._say(f"note: {what}; what is damaged in --cache is brought again")
-        for root in ROOTS:
-            (path / root).unlink(missing_ok=True)
-        for split in splits:
-            folder = path / split.name / "images"
-            for file, size in (file_sizes(folder) if folder.exists() else {}).items():
-                if file.startswith("c.") and size != split.file_bytes:
-                    (folder / file).unlink(missing_ok=True)
+            if damage is None:
+                raise
+            why = f"{damage}, and {url} can't be read ({one_line(error)})"
+            raise StoreError(f"{why}; run it again with the same --cache when it can") from error
+        if damage:
+            self._say(f"note: {damage}; they are brought again")
+        write_small(path, small, file_bytes)
+        store = self._present(url, path)
+        assert store is not None
+        return store
 
     def _check_room(self, store: ArrivingStore) -> None:
         need = sum(len(store[name].missing()) * store[name].file_bytes for name in store.splits)
@@ -260,32 +249,3 @@ def _in_order(store: ArrivingStore, wanted: Wanted) -> Iterator[tuple[ArrivingSp
             if chunk in missing[name]:
                 del missing[name][chunk]
                 yield splits[name], chunk
-
-
-def _bring_small(store: Store, path: Path) -> None:
-    """Bring everything but chunks of images, and the root group last.
-
-    Raises:
-        UsageError: a store that can't be mapped.
-        StoreError: small arrays are altered.
-    """
-    for name in store.splits:
-        split = Split(store, name, check=False)
-        if not split.is_raw:
-            raise UsageError(
-                f"{split.path}: compressed ({'+'.join(split.codecs)}), which can't be memory-mapped; --cache needs a "
-                "store that was copied with --codec none"
-            )
-        arrays = split.arrays()
-        if altered := altered_arrays(split, arrays):
-            raise StoreError(f"{altered[0]}; take that split from a good copy of the store")
-        metadata = ["zarr.json", *(f"{part}/zarr.json" for part in ("images", *SMALL_ARRAYS))]
-        files = {file: (split.path / file).read_bytes() for file in metadata}
-        for array_name, array in arrays.named().items():
-            if array.size:
-                files[f"{array_name}/{single_chunk_name(array.ndim)}"] = array.tobytes()
-        for file, data in files.items():
-            (path / name / file).parent.mkdir(parents=True, exist_ok=True)
-            write_bytes(path / name / file, data)
-    path.mkdir(exist_ok=True)
-    write_bytes(path / PARTIAL_ROOT, (store.path / "zarr.json").read_bytes())

@@ -230,7 +230,7 @@ def test_a_complete_cache_needs_no_bucket(remote: str, tmp_path: Path, reads: Re
 
 
 @pytest.mark.parametrize("complete", [True, False])
-@pytest.mark.parametrize("file", [f"images/{chunk_name(1)}", "labels/c.0"])
+@pytest.mark.parametrize("file", [f"images/{chunk_name(1)}", "labels/c.0", "zarr.json"])
 @pytest.mark.parametrize("keep", [None, 10])
 def test_what_a_cache_has_lost_is_brought_again(
     remote: str, store: Path, tmp_path: Path, reads: Reads, complete: bool, file: str, keep: int | None
@@ -248,8 +248,10 @@ def test_what_a_cache_has_lost_is_brought_again(
     root = RemotePath(remote) / "zarr.json"
     data = root.read_bytes()
     root.write_bytes(b"{")
-    with pytest.raises(StoreError):  # the bucket can't be read just now
-        Run(remote, tmp_path / "cache")
+    said: list[str] = []
+    with pytest.raises(Error, match=r"can't be read .*; run it again"):  # the bucket can't be read just now
+        Cache(str(tmp_path / "cache"), True, said.append).open(remote)
+    assert not said
     root.write_bytes(data)
     again = Run(remote, tmp_path / "cache")
     assert same_batches(again.batches(), local_batches(store))
@@ -258,6 +260,60 @@ def test_what_a_cache_has_lost_is_brought_again(
     assert same_tree(tmp_path / "cache" / RemotePath(remote).name, store)
     if complete:
         assert reads.names == ([f"train/{chunk_name(1)}"] if "images" in file else [])
+
+
+def test_a_split_that_a_cache_has_lost_is_brought_again(remote: str, store: Path, tmp_path: Path) -> None:
+    run = Run(remote, tmp_path / "cache")
+    joined(run)
+    run.close()
+    cached = tmp_path / "cache" / RemotePath(remote).name
+    shutil.rmtree(cached / "val")
+    again = Run(remote, tmp_path / "cache")
+    joined(again)
+    again.close()
+    assert same_tree(cached, store)
+
+
+def test_a_bucket_with_one_of_the_splits(store: Path, url: str, tmp_path: Path) -> None:
+    shutil.rmtree(store / "val")
+    for file in store.rglob("*"):
+        if file.is_file():
+            RemotePath(f"{url}/{file.relative_to(store)}").write_bytes(file.read_bytes())
+    run = Run(url, tmp_path / "cache")
+    joined(run)
+    run.close()
+    assert same_tree(tmp_path / "cache" / RemotePath(url).name, store)
+
+
+def test_what_another_run_has_mended_meanwhile_is_kept(
+    remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(remote, tmp_path / "cache")
+    joined(run)
+    run.close()
+    chunk = tmp_path / "cache" / RemotePath(remote).name / "train" / "images" / chunk_name(1)
+    aside = chunk.rename(tmp_path / "aside")
+
+    def mended(fd: int) -> bool:
+        aside.rename(chunk)
+        return flock(fd)
+
+    monkeypatch.setattr(cache_module, "flock", mended)
+    run = Run(remote, tmp_path / "cache")
+    assert run.cache.is_complete
+    assert not run.said
+    run.close()
+
+
+def test_chunks_of_another_store_are_not_taken(remote: str, store: Path, tmp_path: Path) -> None:
+    cached = quadrant_store(tmp_path / "cache" / RemotePath(remote).name, TRAIN + 1, VAL, chunk_images=K)
+    for file in ("zarr.json", "train/zarr.json"):
+        (cached / file).unlink()
+    run = Run(remote, tmp_path / "cache")
+    assert same_batches(run.batches(), local_batches(store))
+    joined(run)
+    run.close()
+    assert same_tree(cached, store)
 
 
 @pytest.mark.parametrize("complete", [True, False])
