@@ -26,6 +26,8 @@ SCRIPTS = Path(sysconfig.get_path("scripts"))
 END_SECONDS = 40.0  # torchrun gives its ranks 30
 
 NEXT = """
+Now `source .venv/bin/activate`, and your own images, in a folder per class:
+  python -m pipeline convert photos data/own-224.zarr --size 224 --val-fraction 0.1
 For ImageNet:
   make dataset RAW=/path/to/imagenet
   .venv/bin/torchrun --nproc-per-node=8 trainer/main.py --config trainer/recipes/resnet50.yaml \\

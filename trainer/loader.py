@@ -100,7 +100,8 @@ class Loader(FixedArguments):
         if self.global_batch > data.num_samples:
             raise UsageError(
                 f"global batch {self.global_batch} (batch size {self.batch_size}, world size {data.world_size}): is "
-                f"larger than the {data.num_samples} samples of {where}; choose a smaller one"
+                f"larger than the {data.num_samples} samples of {where}; choose at most "
+                f"{data.num_samples // data.world_size * data.world_size}"
             )
         unlabelled = int(np.count_nonzero(data.split.labels[data.slots] == UNLABELLED))
         if unlabelled:

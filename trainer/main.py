@@ -10,10 +10,15 @@ import time
 import traceback
 from collections.abc import Sequence
 
-from pipeline.errors import Error, StoreError, UsageError
-from pipeline.text import one_line, printable
-from trainer.config import Config
-from trainer.flags import parse
+try:
+    from pipeline.errors import Error, StoreError, UsageError
+    from pipeline.text import one_line, printable
+    from trainer.config import Config
+    from trainer.flags import parse
+except ModuleNotFoundError as missing:
+    if __name__ != "__main__":
+        raise
+    sys.exit(f"trainer: {missing}; `source .venv/bin/activate` first, or install with `make setup`")
 
 GRACE_SECONDS = 10.0
 """Ranks other than 0 wait so long before they report an error that rank 0 reports too; torchrun ends them sooner."""

@@ -180,6 +180,12 @@ def describe_run(run: TrainingRun, out: Path) -> list[str]:
         f"epoch, {run.total_steps:,} in all"
     )
     lines = [model, steps]
+    left = data.num_samples - run.steps_per_epoch * batching.global_batch
+    if 4 * left > data.num_samples:
+        lines.append(
+            f"note: {left:,} of {data.num_samples:,} samples, others in each epoch, are left over from the last whole "
+            "batch; a smaller --global-batch uses more"
+        )
     if config.resume == "auto" and run.state.step == 0:
         lines.insert(0, f"note: {out}: no checkpoint there; this run starts afresh")
     if run.setup.stretched:

@@ -128,7 +128,9 @@ def read_squares(predictor: Predictor, paths: Sequence[str], failed: list[str]) 
         try:
             if not (where / "zarr.json").exists():
                 if not is_remote(where) and where.is_dir():
-                    raise UsageError(f"{path}: a folder; give image files, such as {path}/*.jpg, or a store's split")
+                    raise UsageError(
+                        f"{path}: a folder; give image files, {path}/*.jpg or {path}/*/*.jpg, or a store's split"
+                    )
                 square = predictor.square(path, where.read_bytes())
         except OSError as error:
             failed.append(f"{path}: {error.strerror}")

@@ -145,7 +145,8 @@ def draw_val(found: SourceSet, wanted: ValSplit) -> SourceSet:
     parts = {"train": np.flatnonzero(~is_val), "val": np.flatnonzero(is_val)}
     splits: dict[str, Source] = {name: Subset(train, part, labels[part]) for name, part in parts.items()}
     empty = int(np.count_nonzero((counts > 0) & (np.bincount(labels[is_val], minlength=len(counts)) == 0)))
-    notes = [f"val: has no image of {counted(empty, 'class', 'classes')}; --val-per-class 1 puts one of each there"]
+    without = counted(empty, "class", "classes")
+    notes = [f"val: has no image of {without}; --val-per-class 1 --overwrite puts one of each there"]
     others = {name: source for name, source in found.splits.items() if name != "train"}
     return replace(found, splits={**splits, **others}, notes=found.notes + (notes if empty else []))
 

@@ -93,7 +93,10 @@ class Store:
         if (self.path / PARTIAL_ROOT).exists():
             return f"{self.path}: a --cache that isn't complete; train with the same --data and --cache to complete it"
         if self.path.exists():
-            return f"{self.path}: not a store (no zarr.json in it); check the path"
+            return (
+                f"{self.path}: not a store (no zarr.json in it); check the path, or make a store from its images with "
+                f"`python -m pipeline convert {self.path} DST`"
+            )
         return f"{self.path}: no store there; check the path, or make one with `python -m pipeline convert SRC DST`"
 
     @property

@@ -72,7 +72,7 @@ def test_names_that_are_no_split(source: Path, tmp_path: Path, name: str) -> Non
 @pytest.mark.parametrize(
     ("dst", "words"),
     [
-        ("s3://bucket/x.zarr", "DST must be a local folder"),
+        ("s3://bucket/x.zarr", "convert to a local folder"),
         ("/", "not a usable name"),
         ("photos/cat/0.jpg/x.zarr", "is not a folder"),
         ("nowhere.zarr", "a link that leads nowhere"),
