@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import shutil
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,22 +100,18 @@ def _copy_store(source: Path, target: Path, codec: str, n_jobs: int, quiet: bool
             present = target.all_sizes()
             if ROOT in present:
                 raise UsageError(f"{target}: a store is there already; choose another DST or delete it first")
-            if strange := _strangers(target, present, files, splits):
-                raise UsageError(f"{strange[0]}: no part of this copy; choose another DST, or delete what is there")
+            _refuse_strangers(target, present, files, splits)
             _copy(splits, target, files, present, n_jobs, quiet, tally)
             (target / ROOT).write_bytes(files[ROOT])
     else:
-        if target.exists():
+        if os.path.lexists(target):
             raise UsageError(f"{target}: exists already; choose another DST or delete it first")
         target.parent.mkdir(parents=True, exist_ok=True)
         workspace = Workspace(target)
-        with failures(target, AGAIN), workspace.run(None):
+        with failures(target, AGAIN), workspace.run(None, copying=True):
             staged = workspace.path / COPY
             present = _files_below(staged)
-            if _strangers(staged, present, files, splits):
-                say(f"{staged}: was begun otherwise, or from another store; starting again", quiet=quiet)
-                shutil.rmtree(staged)
-                present = {}
+            _refuse_strangers(staged, present, files, splits)
             _copy(splits, staged, files, present, n_jobs, quiet, tally)
             write_bytes(staged / ROOT, files[ROOT])
             publish(staged, target)
@@ -179,16 +174,14 @@ def _files_below(folder: Path) -> dict[str, int]:
     return sizes
 
 
-def _strangers(
+def _refuse_strangers(
     folder: Path, present: Mapping[str, int], files: Mapping[str, bytes], splits: Sequence[tuple[Split, SplitArrays]]
-) -> list[str]:
-    """The files of an unfinished copy that aren't this copy's; one that is cut short may be."""
+) -> None:
+    """Raise UsageError for a file of an unfinished copy that isn't this copy's; one that is cut short may be."""
     chunks = {f"{split.name}/images/{chunk_name(chunk)}" for split, _ in splits for chunk in range(split.num_chunks)}
-    return [
-        f"{folder}/{name}"
-        for name in present
-        if name not in chunks and not (name in files and files[name].startswith((folder / name).read_bytes()))
-    ]
+    for name in present:
+        if name not in chunks and not (name in files and files[name].startswith((folder / name).read_bytes())):
+            raise UsageError(f"{folder}/{name}: no part of this copy; choose another DST, or delete {folder}")
 
 
 def _put(path: Path, data: bytes) -> None:
@@ -251,6 +244,8 @@ def _copy_images(
                 return num_images, len(data), True
         path = split.chunk_path(chunk)
         try:
+            if not is_remote(path) and not path.is_file():
+                raise FileNotFoundError  # a FIFO would never end
             stored = path.read_bytes()
             pixels = origin.decode(chunk, stored)
         except FileNotFoundError:

@@ -48,7 +48,7 @@ def convert(src: Any, dst: str | os.PathLike[str], **options: Any) -> Report:
     quiet, geometries = chosen.quiet, chosen.geometries
     workspaces = [Workspace(path) for path in store_paths(dst, chosen.sizes)]
     _check_apart(src, workspaces)
-    index = KeptIndex(workspaces[0].path)
+    index = KeptIndex(workspaces[0].path, scan=chosen.overwrite)
     found = open_source(
         src, chosen.source, splits=chosen.splits, class_order=chosen.class_order, classes=chosen.classes,
         val_split=chosen.val_split, limit_per_class=chosen.limit_per_class, check_md5=chosen.check_md5,

@@ -120,16 +120,31 @@ class Workspace:
                 self._remove_if_done()
 
     @contextlib.contextmanager
-    def run(self, part: Part | None) -> Iterator[str]:
-        """Hold the work folder for a plain run (`part` None) or for a part; yields how the run's name begins."""
+    def run(self, part: Part | None, *, copying: bool = False) -> Iterator[str]:
+        """Hold the work folder for a plain run (`part` None) or for a part; yields how the run's name begins.
+
+        Raises:
+            UsageError: a conversion was begun there, and this is a copy, or the other way round.
+        """
         prefix = "all." if part is None else f"part-{part.index}-of-{part.count}."
         with self.hold(shared=part is not None, needs_locks=part is not None), contextlib.ExitStack() as stack:
+            if other := self._other_work(copying):
+                raise UsageError(
+                    f"{self.dst}: an unfinished {other} into it lies in {self.path}; finish it with the command that "
+                    "began it, delete that folder, or choose another DST"
+                )
             if part is not None and not stack.enter_context(self._locked(f"{prefix}lock", needed=True)):
                 raise Error(f"{self.dst}: part {part.index}/{part.count} is running already; wait or stop it")
             self.runs.mkdir(exist_ok=True)
             self._forget_runs("" if part is None else (prefix, "all."))
             stack.callback(self._forget_runs, prefix)
             yield prefix
+
+    def _other_work(self, copying: bool) -> str:
+        """The kind of unfinished work that a copy, or a conversion, mustn't delete at its end."""
+        if copying:
+            return "conversion" if self.begun() else ""
+        return "copy" if (self.path / COPY).exists() else ""
 
     def _forget_runs(self, prefix: str | tuple[str, ...]) -> None:
         """Delete liveness files of runs that are dead, as the locks held prove, or that end now."""

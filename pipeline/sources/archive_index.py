@@ -37,7 +37,7 @@ def index_archives(
     `kept` is asked first for what an earlier run found under `name`. `scan` is what adds the archives, if they aren't
     just added one by one.
     """
-    stamps = file_stamps(archives)
+    stamps = file_stamps(archives, change_times=True)
     key = json.dumps([VERSION, [os.path.abspath(path) for path in archives], stamps.tolist()]).encode()
     index = kept.load(name, key, stamps[:, 0]) if kept else None
     if index is None:
@@ -53,10 +53,13 @@ def index_archives(
 
 
 class KeptIndex:
-    """Indices that are kept in a work folder, which need not be there yet: a file `.index-NAME.npz` each."""
+    """Indices that are kept in a work folder, which need not be there yet: a file `.index-NAME.npz` each.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    With `scan` the archives are scanned, whatever is kept.
+    """
+
+    def __init__(self, folder: Path, *, scan: bool = False) -> None:
+        self.folder, self.scan = folder, scan
         self._new: dict[str, dict[str, np.ndarray]] = {}
 
     def _path(self, name: str) -> Path:
@@ -82,6 +85,8 @@ class KeptIndex:
 
     def load(self, name: str, key: bytes, archive_bytes: np.ndarray) -> Index | None:
         """What was kept under these names, or None; `archive_bytes`, int64 (archives,), bounds it."""
+        if self.scan:
+            return None
         try:
             with open(self._path(name), "rb", opener=_open_own) as file, np.load(file, allow_pickle=False) as arrays:
                 if any(member.compress_type for member in arrays.zip.infolist()) or arrays["key"].tobytes() != key:

@@ -112,25 +112,27 @@ def read_file(path: bytes) -> bytes:
     return data
 
 
-def file_stamps(paths: Sequence[bytes | str]) -> np.ndarray:
+def file_stamps(paths: Sequence[bytes | str], *, change_times: bool = False) -> np.ndarray:
     """int64 (N, 2): size and modification time in ns of each file; (-1, -1) where it can't be looked at.
+
+    With `change_times` int64 (N, 3): also the time of the last change of any kind, which no program can set.
 
     Many files are looked at in threads: on a network each look waits for the server.
     """
-    stamps = np.full((len(paths), 2), -1, np.int64)
+    stamps = np.full((len(paths), 3), -1, np.int64)
 
     def look(first: int, step: int) -> None:
         for row in range(first, len(paths), step):
             with suppress(OSError, ValueError):
                 status = os.stat(paths[row])
-                stamps[row] = status.st_size, status.st_mtime_ns
+                stamps[row] = status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
     if len(paths) < 2 * STAT_THREADS:
         look(0, 1)
     else:
         with ThreadPoolExecutor(STAT_THREADS) as pool:
             list(pool.map(look, range(STAT_THREADS), [STAT_THREADS] * STAT_THREADS))
-    return stamps
+    return stamps if change_times else np.ascontiguousarray(stamps[:, :2])
 
 
 @dataclass(eq=False)

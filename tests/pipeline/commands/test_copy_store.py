@@ -1,4 +1,5 @@
 import errno
+import os
 import re
 import shutil
 import threading
@@ -9,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
-from folders import same_tree, tree
+from folders import make_folder, same_tree, tree
 from stores import make_images, make_store
 
 import pipeline.commands.copy_store as copy_module
-from pipeline import open_store
+from pipeline import convert, open_store
 from pipeline.commands.copy_store import copy_store
 from pipeline.errors import Error, StoreError, StoreNotFoundError, UsageError
 from pipeline.store import transfer
@@ -181,16 +182,46 @@ def test_an_interrupted_copy_goes_on(
     assert not (tmp_path / "b.zarr.work").exists()
 
 
-def test_a_copy_that_was_begun_otherwise_starts_again(
-    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_copy_that_was_begun_otherwise_is_kept(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:
     Puts(monkeypatch, most=2)
     with pytest.raises(Error, match="No space left"):
         copy_store(store, tmp_path / "b.zarr", codec="zstd", quiet=True)
     monkeypatch.undo()
-    copy_store(store, tmp_path / "b.zarr")
-    assert "starting again" in capsys.readouterr().err
-    assert same_tree(store, tmp_path / "b.zarr")
+    begun = tree(tmp_path / "b.zarr.work" / ".copy")
+    with pytest.raises(UsageError, match=r"no part of this copy; choose another DST, or delete .*b\.zarr\.work/\.copy"):
+        copy_store(store, tmp_path / "b.zarr")
+    with pytest.raises(UsageError, match="an unfinished copy into it lies in"):
+        convert(folder, tmp_path / "b.zarr", size=16, n_jobs=1, quiet=True)
+    assert tree(tmp_path / "b.zarr.work" / ".copy") == begun
+    copy_store(store, tmp_path / "b.zarr", codec="zstd", quiet=True)
+    assert not (tmp_path / "b.zarr.work").exists()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_folder(tmp_path / "photos", {"train": {"cat": 3, "dog": 3}})
+
+
+def test_a_conversion_that_was_begun_is_kept(store: Path, tmp_path: Path, folder: Path) -> None:
+    options = {"size": 16, "n_jobs": 1, "quiet": True}
+    convert(folder, tmp_path / "b.zarr", part="1/2", **options)
+    with pytest.raises(UsageError, match="an unfinished conversion into it lies in"):
+        copy_store(store, tmp_path / "b.zarr", quiet=True)
+    convert(folder, tmp_path / "b.zarr", part="2/2", **options)
+    assert open_store(tmp_path / "b.zarr")["train"].num_valid == 6
+
+
+def test_a_link_that_leads_nowhere_and_a_fifo_are_refused(store: Path, tmp_path: Path) -> None:
+    (tmp_path / "b.zarr").symlink_to("nowhere")
+    with pytest.raises(UsageError, match="exists already"):
+        copy_store(store, tmp_path / "b.zarr", quiet=True)
+    chunk = store / "train" / "images" / chunk_name(0)
+    chunk.unlink()
+    os.mkfifo(chunk)
+    with pytest.raises(StoreError, match=r"c\.0\.0\.0\.0 is missing or altered"):
+        copy_store(store, tmp_path / "c.zarr", quiet=True)
 
 
 def test_altered_small_arrays_are_not_copied(store: Path, tmp_path: Path) -> None:
