@@ -125,19 +125,21 @@ class RemotePath:
 
     def sizes(self) -> dict[str, int]:
         """Name -> bytes of the files right below."""
-        return {entry["name"].rpartition("/")[2]: entry["size"] for entry in self._list() if entry["type"] == "file"}
+        files = [entry for entry in self._list() if entry["type"] == "file"]
+        with self._opened() as (system, _):
+            return {entry["name"].rpartition("/")[2]: _size(system, entry) for entry in files}
 
     def all_sizes(self) -> dict[str, int]:
         """Name, relative to this folder -> bytes of all files below; none where there is no such folder."""
         with self._opened() as (system, path):
             system.invalidate_cache()
             found = system.find(path, detail=True)
-        start = path.strip("/") + "/"
-        return {
-            name.lstrip("/").removeprefix(start): entry["size"]
-            for name, entry in found.items()
-            if name.lstrip("/").startswith(start)
-        }
+            start = path.strip("/") + "/"
+            return {
+                name.lstrip("/").removeprefix(start): _size(system, entry)
+                for name, entry in found.items()
+                if name.lstrip("/").startswith(start)
+            }
 
     def read_bytes(self) -> bytes:
         with self._opened() as (system, path):
@@ -146,7 +148,8 @@ class RemotePath:
     def read_range(self, start: int, length: int) -> bytes:
         """`length` bytes from `start` on, or as many as there are."""
         with self._opened() as (system, path):
-            return cast(bytes, system.cat_file(path, start=start, end=start + length))
+            data = cast(bytes, system.cat_file(path, start=start, end=start + length))
+        return data if len(data) <= length else data[start : start + length]  # a server that knows no ranges
 
     def write_bytes(self, data: bytes) -> None:
         """Put the file there in one piece, and make the folders that it needs where there are such."""
@@ -156,6 +159,14 @@ class RemotePath:
             except FileNotFoundError:
                 system.makedirs(path.rpartition("/")[0], exist_ok=True)
                 system.pipe_file(path, data)
+
+
+def _size(system: Any, entry: dict[str, Any]) -> int:
+    """Bytes of a listed file; a plain web server's listing doesn't have them, so it is asked for each."""
+    size = entry["size"] if entry["size"] is not None else system.info(entry["name"])["size"]
+    if size is None:
+        raise OSError(errno.EIO, "the server doesn't say how large this file is", entry["name"])
+    return int(size)
 
 
 def is_remote(path: Path | RemotePath) -> bool:

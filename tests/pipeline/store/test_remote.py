@@ -1,10 +1,13 @@
 """Stores at URLs: what is read, and how often; fsspec's memory stands for a bucket."""
 
 import errno
+import functools
+import http.server
 import json
 import pickle
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -225,6 +228,26 @@ def test_a_part_of_a_store_names_the_store(remote: str, store: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of botocore's own
+def test_a_plain_web_server(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Python's: its listing has no sizes, and it knows no ranges."""
+    pytest.importorskip("aiohttp")
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(store.parent)))
+    threading.Thread(target=server.serve_forever).start()
+    try:
+        url = f"http://127.0.0.1:{server.server_port}/{store.name}"
+        assert main(["info", url]) == main(["verify", url]) == main(["copy", url, str(tmp_path / "copied.zarr")]) == 0
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert "missing" not in capsys.readouterr().out
+    assert same_tree(store, tmp_path / "copied.zarr")
+
+
 def test_a_bucket(store: Path, bucket: str, images: np.ndarray) -> None:
     with pytest.raises(Error, match=r"no-such-bucket/a.zarr: not found; check the address"):
         copy_store(store, "s3://no-such-bucket/a.zarr", quiet=True)
