@@ -11,6 +11,7 @@ OUT  ?= data/imagenet-$(SIZE).zarr
 JOBS ?= -1
 ARGS ?=
 export RAW OUT  # for the shell to quote: a path may hold an apostrophe
+unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes that import the same modules
 
 .PHONY: help setup demo dataset test test-docs test-quick test-slow lint format bench docs gpu-check clean
 

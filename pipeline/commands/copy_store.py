@@ -19,12 +19,13 @@ import numpy as np
 from zarr.storage import MemoryStore
 
 from pipeline.commands.chunk_codec import ChunkCodec, codec_arguments
+from pipeline.conversion.preflight import Need, check_space
 from pipeline.conversion.workdir import Workspace
 from pipeline.errors import Error, StoreError, UsageError
 from pipeline.progress import Progress, say
 from pipeline.store.atomic import remove_temps, write_bytes
 from pipeline.store.attributes import with_digest
-from pipeline.store.format import COPY, SplitArrays, chunk_name, split_order
+from pipeline.store.format import COPY, SplitArrays, chunk_file_bytes, chunk_name, split_order
 from pipeline.store.integrity import altered_arrays
 from pipeline.store.reader import Split, Store
 from pipeline.store.remote import RemotePath, file_sizes, is_remote, place
@@ -112,6 +113,9 @@ def _copy_store(source: Path, target: Path, codec: str, n_jobs: int, quiet: bool
             staged = workspace.path / COPY
             present = _files_below(staged)
             _refuse_strangers(staged, present, files, splits)
+            if codec == "none":  # else nobody knows how much it will be
+                size = sum(one.num_chunks * chunk_file_bytes(one.chunk_images, one.image_bytes) for one, _ in splits)
+                check_space([Need(staged, size - sum(present.values()), 0)])
             _copy(splits, staged, files, present, n_jobs, quiet, tally)
             write_bytes(staged / ROOT, files[ROOT])
             publish(staged, target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -28,6 +29,8 @@ def failures(where: Path, then: str) -> Iterator[None]:
         what, why = str(getattr(error, "filename", None) or where), getattr(error, "strerror", None) or one_line(error)
         if isinstance(error, FileNotFoundError):
             why, then = "not found", "check the address, and that its bucket exists" if "://" in what else then
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+            then = f"make room; {then}"
         raise Error(f"{what}: {why}; {then}") from error
 
 

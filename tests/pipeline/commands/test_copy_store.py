@@ -16,6 +16,7 @@ from stores import make_images, make_store
 import pipeline.commands.copy_store as copy_module
 from pipeline import convert, open_store
 from pipeline.commands.copy_store import copy_store
+from pipeline.conversion import preflight
 from pipeline.errors import Error, StoreError, StoreNotFoundError, UsageError
 from pipeline.store import transfer
 from pipeline.store.format import CODECS, chunk_name
@@ -163,7 +164,7 @@ def test_an_interrupted_copy_goes_on(
 ) -> None:
     copy_store(store, tmp_path / "whole.zarr", codec=codec, quiet=True)
     Puts(monkeypatch, most=2)
-    with pytest.raises(Error, match=r"No space left on device; the copy isn't finished, run it again"):
+    with pytest.raises(Error, match=r"No space left on device; make room; the copy isn't finished, run it again"):
         copy_store(store, tmp_path / "b.zarr", codec=codec, n_jobs=1, quiet=True)
     with pytest.raises(StoreNotFoundError, match="its copy isn't finished"):
         open_store(tmp_path / "b.zarr")
@@ -202,6 +203,16 @@ def test_a_copy_that_was_begun_otherwise_is_kept(
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return make_folder(tmp_path / "photos", {"train": {"cat": 3, "dog": 3}})
+
+
+def test_what_will_not_fit_is_not_begun(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need = sum(file.stat().st_size for file in store.glob("*/images/c.*"))
+    monkeypatch.setattr(preflight, "free_space", lambda folder: (need - 1, 0))
+    with pytest.raises(Error, match=f"{need:,} bytes are needed and {need - 1:,} are free; make room"):
+        copy_store(store, tmp_path / "b.zarr", quiet=True)
+    monkeypatch.setattr(preflight, "free_space", lambda folder: (need, 0))
+    copy_store(store, tmp_path / "b.zarr", quiet=True)
+    assert same_tree(store, tmp_path / "b.zarr")
 
 
 def test_a_conversion_that_was_begun_is_kept(store: Path, tmp_path: Path, folder: Path) -> None:

@@ -362,7 +362,7 @@ def test_a_full_disk(remote: str, tmp_path: Path, reads: Reads, monkeypatch: pyt
     run = Run(remote, tmp_path / "cache", start=False)
     monkeypatch.setattr(cache_module, "write_bytes", full)
     run.cache.start([(run.data.split, run.loader.coming_slots(0))])
-    with pytest.raises(Error, match=r"No space left on device; .* keeps what is there: run it again"):
+    with pytest.raises(Error, match=r"No space left on device; make room; .* keeps what is there: run it again"):
         run.batches()
     run.close()
 
