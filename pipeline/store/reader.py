@@ -34,6 +34,11 @@ def open_store(path: str | os.PathLike[str]) -> Store:
     return Store(path)
 
 
+def _is_ours(metadata: dict[str, Any]) -> bool:
+    attributes = metadata.get("attributes")
+    return isinstance(attributes, dict) and attributes.get("format") == FORMAT_NAME
+
+
 class Store:
     """A finished store: a mapping from split names to `Split`, opened lazily.
 
@@ -57,12 +62,12 @@ class Store:
             metadata = read_metadata(file)
         except (FileNotFoundError, NotADirectoryError):
             raise StoreNotFoundError(self._why_not()) from None
-        attributes = metadata.get("attributes")
-        if not isinstance(attributes, dict) or attributes.get("format") != FORMAT_NAME:
+        if not _is_ours(metadata):
             raise StoreNotFoundError(f"{self.path}: {self._what_else()}")
-        if attributes.get("format_version") not in READABLE_VERSIONS:
+        version = metadata["attributes"].get("format_version")
+        if version not in READABLE_VERSIONS:
             raise StoreError(
-                f"{self.path}: format version {attributes.get('format_version')!r}, this software reads "
+                f"{self.path}: format version {version!r}, this software reads "
                 f"{' and '.join(map(str, READABLE_VERSIONS))}; use the matching release or convert again"
             )
         try:
@@ -77,8 +82,8 @@ class Store:
     def _what_else(self) -> str:
         for above in (self.path.parent, self.path.parent.parent):
             with contextlib.suppress(StoreError, UsageError, OSError):
-                Store(above)
-                return f"a part of the store {above}; give that"
+                if _is_ours(read_metadata(above / self.root_name)):
+                    return f"a part of the store {above}; give that"
         return "Zarr, but not one that `convert` wrote; check the path"
 
     def _why_not(self) -> str:

@@ -26,7 +26,9 @@ from pipeline.commands.report import default_path, write_report
 from pipeline.commands.verify import verify
 from pipeline.commands.warm import warm
 from pipeline.errors import Error, StoreError, StoreNotFoundError, UsageError
+from pipeline.store import reader
 from pipeline.store.format import chunk_name
+from pipeline.store.metadata import read_metadata
 from pipeline.store.remote import RemotePath, place
 from pipeline.store.transfer import failures
 from trainer.dataset import RankPartitionedDataset
@@ -218,6 +220,18 @@ def test_what_is_gone_has_the_remedy_of_its_place(name: str, then: str) -> None:
     for where, filename in ((name, None), ("/elsewhere", name)):
         with pytest.raises(Error, match=f"^{name}: not found; {then}$"), failures(place(where), "run it again"):
             raise FileNotFoundError(errno.ENOENT, "No such file or directory", filename)
+
+
+def test_a_group_deep_in_foreign_ones_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, read = tmp_path, []
+    for _ in range(12):
+        folder = folder / "g"
+        folder.mkdir()
+        (folder / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group", "attributes": {}}')
+    monkeypatch.setattr(reader, "read_metadata", lambda file: read.append(file) or read_metadata(file))
+    with pytest.raises(StoreNotFoundError, match="not one that `convert` wrote"):
+        open_store(folder)
+    assert len(read) == 3  # its own, and of the two above it
 
 
 def test_a_part_of_a_store_names_the_store(remote: str, store: Path) -> None:
