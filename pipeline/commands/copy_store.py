@@ -25,7 +25,7 @@ from pipeline.errors import Error, StoreError, UsageError
 from pipeline.progress import Progress, say
 from pipeline.store.atomic import remove_temps, write_bytes
 from pipeline.store.attributes import with_digest
-from pipeline.store.format import COPY, SplitArrays, chunk_file_bytes, chunk_name, split_order
+from pipeline.store.format import COPY, SplitArrays, chunk_file_bytes, chunk_name, images_in_chunk, split_order
 from pipeline.store.integrity import altered_arrays
 from pipeline.store.reader import Split, Store
 from pipeline.store.remote import RemotePath, file_sizes, is_remote, place
@@ -241,7 +241,7 @@ def _copy_images(
     def copy_chunk(chunk: int) -> tuple[int, int, bool]:
         """Images, bytes stored, and whether they were there."""
         file = target / chunk_name(chunk)
-        num_images = min(split.chunk_images, split.num_samples - chunk * split.chunk_images)
+        num_images = images_in_chunk(chunk, split.chunk_images, split.num_samples)
         if chunk in there:
             data = file.read_bytes()
             if is_kept(chunk, data):

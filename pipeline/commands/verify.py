@@ -17,7 +17,15 @@ from pipeline.errors import Error, StoreError, UsageError
 from pipeline.image.statistics import channel_sums
 from pipeline.progress import Progress
 from pipeline.sources import SourceSet, open_source
-from pipeline.store.format import BAD_LABEL, SMALL_ARRAYS, SplitArrays, chunk_name, single_chunk_name, split_order
+from pipeline.store.format import (
+    BAD_LABEL,
+    SMALL_ARRAYS,
+    SplitArrays,
+    chunk_name,
+    images_in_chunk,
+    single_chunk_name,
+    split_order,
+)
 from pipeline.store.integrity import altered_arrays, check_chunk, inconsistent_arrays, read_arrays
 from pipeline.store.reader import Split, Store
 from pipeline.store.remote import is_remote, zarr_store
@@ -154,7 +162,7 @@ def _check_chunks(split: Split, arrays: SplitArrays, present: Sequence[int], qui
     problems: list[str] = []
 
     def images_of(chunk: int) -> int:
-        return min(split.chunk_images, split.num_samples - chunk * split.chunk_images)
+        return images_in_chunk(chunk, split.chunk_images, split.num_samples)
 
     sums = squares = np.zeros(split.image_shape[2], np.int64)
     jobs = (joblib.delayed(_check_chunk)(split, arrays.labels, chunk) for chunk in present)

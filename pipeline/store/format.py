@@ -116,6 +116,11 @@ def split_order(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: ({"train": 0, "val": 1}.get(name, 2), name))
 
 
+def images_in_chunk(chunk: int, chunk_images: int, num_images: int) -> int:
+    """Images of a split that lie in a chunk: the last chunk may have fewer than the others, and padding."""
+    return min(chunk_images, num_images - chunk * chunk_images)
+
+
 def chunk_name(chunk: int) -> str:
     """File name of the images' chunk with that number, from 0."""
     return f"c.{chunk}.0.0.0"

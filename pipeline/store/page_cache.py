@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pipeline.store.format import images_in_chunk
 from pipeline.store.maps import HUGE_BYTES, LIBC, PAGE_BYTES, ChunkMaps
 from pipeline.store.reader import Split
 
@@ -51,7 +52,7 @@ def read_chunks(split: Split, count: int, advance: Callable[[int], None]) -> Non
     """Read the first chunk files, several at a time; `advance` gets the number of images after each."""
     with ThreadPoolExecutor(THREADS) as pool:
         for chunk, _ in enumerate(pool.map(lambda chunk: read_chunk(split, chunk), range(count))):
-            advance(min(split.chunk_images, split.num_samples - chunk * split.chunk_images))
+            advance(images_in_chunk(chunk, split.chunk_images, split.num_samples))
 
 
 def cached_shares(split: Split) -> tuple[float, float] | None:
